@@ -1,0 +1,1 @@
+"""Attention backends and page selectors, one per file."""

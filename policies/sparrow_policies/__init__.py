@@ -1,0 +1,1 @@
+"""Sparsity policies, one per file."""
