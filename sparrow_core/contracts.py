@@ -24,7 +24,10 @@ from sparrow_core.cache import (
 from sparrow_core.schedule import BudgetSchedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sparrow_core.mismatch import MismatchStream
+    from sparrow_core.trace import SampleKey
 
 API_VERSION = 1
 
@@ -153,6 +156,10 @@ class SparsityPolicy(Plugin):
     @abstractmethod
     def schedule(self) -> BudgetSchedule:
         """The budgets of the next rollout, by length bin."""
+
+    def budgets(self, lengths_B: torch.Tensor, keys: Sequence[SampleKey]) -> torch.Tensor | None:
+        """Pages per sequence (int32 ``[B]``) for one decode step, or None to follow ``schedule()``."""
+        return None
 
     def observe(self, mismatch: MismatchStream) -> None:
         """Take in the mismatch of one finished rollout (merged over ranks). Default: ignore it."""

@@ -1,0 +1,19 @@
+"""Sizes of the rollout engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    max_batch: int = 8
+    """Sequences that decode together."""
+    num_pages: int | None = None
+    """Pages in the pool; None takes what ``max_batch`` of the longest requests and their prompts need."""
+    prefill_chunk: int = 512
+    topk_logprobs: int = 20
+    keep_hidden: bool = False
+    """Keep each token's final hidden state, from which the full sparse distribution can be recomputed."""
+    batch_invariant: bool = False
+    """Pad every decode step to ``max_batch`` rows, so that a row's matrix products never change shape."""

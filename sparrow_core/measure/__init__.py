@@ -1,0 +1,1 @@
+"""Measured rollouts: generate, recompute densely, sum up by length, draw."""

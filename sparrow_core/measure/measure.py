@@ -1,0 +1,150 @@
+"""One measured rollout: generate sparsely, recompute densely, and sum the drift up by context length."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparrow_core.config import RunConfig, resolved
+from sparrow_core.engine.build import build_engine, build_policy, build_requests, sparse_layout
+from sparrow_core.engine.engine import RolloutEngine
+from sparrow_core.engine.sequence import Request
+from sparrow_core.engine.stats import EngineStats, attended_tokens
+from sparrow_core.measure.progress import Progress
+from sparrow_core.measure.score import score_traces
+from sparrow_core.mismatch import BinStats, MismatchStream, NoiseFloor, noise_floor
+from sparrow_core.model import LanguageModel
+from sparrow_core.trace import Trace, TraceMeta, TraceSet
+
+_NOISE_SEQUENCES = 4
+_NOISE_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Traces with their dense scores and what they say about the mismatch."""
+
+    config: RunConfig
+    traces: TraceSet
+    stream: MismatchStream
+    noise: NoiseFloor
+    stats: EngineStats
+
+    @property
+    def bins(self) -> list[BinStats]:
+        """The bins that hold tokens."""
+        return [b for b in self.stream.bins() if b.tokens]
+
+
+def measure(
+    config: RunConfig, model: LanguageModel, prompts: Sequence[tuple[int, ...]], progress: Progress
+) -> Measurement:
+    """Roll out ``prompts`` (token ids) under ``config``, score the traces densely and measure the noise floor."""
+    rollout = config.rollout.model_copy(update={"keep_hidden": config.rollout.keep_hidden or config.mismatch.exact})
+    engine = build_engine(model, config.attention, rollout)
+    policy = build_policy(config.policy, sparse_layout(config.attention))
+    requests = build_requests(model, prompts, rollout, step=rollout.step)
+    traces = rollout_traces(engine, requests, policy, progress)
+    stats = engine.stats
+    with progress.task("dense recompute", len(traces)) as advance:
+        traces = score_traces(model, traces, on_trace=advance)
+    trace_set = TraceSet(traces, trace_meta(config, model))
+    stream = trace_set.mismatch(
+        bin_tokens=config.mismatch.bin_tokens, num_bins=config.mismatch.num_bins, quantile=config.mismatch.quantile
+    )
+    policy.observe(stream)
+    noise = measure_noise_floor(config, model, traces, progress)
+    return Measurement(config, trace_set, stream, noise, stats)
+
+
+def rollout_traces(engine: RolloutEngine, requests: list[Request], policy: Any, progress: Progress) -> list[Trace]:
+    """Finished traces in the order of ``requests``."""
+    order = {request.key: index for index, request in enumerate(requests)}
+    with progress.rollout("rollout") as on_step:
+        traces = list(engine.generate(requests, policy, on_step=on_step))
+    return sorted(traces, key=lambda trace: order[trace.key])
+
+
+def measure_noise_floor(
+    config: RunConfig, model: LanguageModel, traces: Sequence[Trace], progress: Progress
+) -> NoiseFloor:
+    """Dense rollout against dense recompute on the start of a few of the traces: what kernels alone account for."""
+    rollout = config.rollout.model_copy(update={"keep_hidden": True})
+    engine = build_engine(model, config.attention, rollout)
+    dense = build_policy_by_name("dense", config)
+    requests = []
+    for trace in traces[:_NOISE_SEQUENCES]:
+        forced = tuple(trace.token_ids[:_NOISE_TOKENS].tolist())
+        base = build_requests(model, [tuple(trace.prompt_ids.tolist())], rollout)[0]
+        sampling = dataclasses.replace(base.sampling, max_tokens=len(forced))
+        requests.append(Request(trace.key, base.prompt_ids, sampling, forced))
+    dense_traces = score_traces(model, rollout_traces(engine, requests, dense, progress.named("noise floor")))
+    return noise_floor(dense_traces)
+
+
+def build_policy_by_name(name: str, config: RunConfig) -> Any:
+    from sparrow_core import registry
+
+    policy_class = registry.load("sparrow.policies", name)
+    return policy_class(policy_class.Config(type=name), sparse_layout(config.attention))
+
+
+def trace_meta(config: RunConfig, model: LanguageModel) -> TraceMeta:
+    return TraceMeta(
+        model=model.name,
+        backend=config.attention.backend.type,
+        selector=config.attention.selector.type,
+        policy=config.policy.type,
+        page_size=config.attention.page_size,
+        sink_pages=config.attention.sink_pages,
+        recent_pages=config.attention.recent_pages,
+        dense_layers=tuple(config.attention.dense_layers),
+        config=resolved(config),
+    )
+
+
+def token_counts(traces: Sequence[Trace], page_size: int) -> tuple[int, int]:
+    """(attended, dense) tokens per KV head of a sparse layer, over every drawn token's context."""
+    attended = dense = 0
+    for trace in traces:
+        for length, pages in zip(trace.lengths.tolist(), trace.pages.tolist(), strict=True):
+            attended += attended_tokens(length, pages, page_size)
+            dense += length
+    return attended, dense
+
+
+def measurement_json(result: Measurement) -> dict[str, Any]:
+    """What ``sparrow measure --json`` writes. Tokens are per KV head of a sparse layer."""
+    config = result.config
+    attended, dense = token_counts(result.traces.traces, config.attention.page_size)
+    return {
+        "model": result.traces.meta.model,
+        "backend": config.attention.backend.type,
+        "selector": config.attention.selector.type,
+        "policy": config.policy.type,
+        "page_size": config.attention.page_size,
+        "tau": config.mismatch.tau,
+        "quantile": config.mismatch.quantile,
+        "bins": [_bin_json(b) for b in result.bins],
+        "noise_floor": dataclasses.asdict(result.noise),
+        "attended_tokens": attended,
+        "dense_tokens": dense,
+        "kept_fraction": attended / dense if dense else 1.0,
+        "sequences": len(result.traces.traces),
+        "generated_tokens": sum(len(t.token_ids) for t in result.traces.traces),
+        "clipped_share": clipped_share(result.traces.traces),
+        "preemptions": result.stats.preemptions,
+        "seed": config.rollout.seed,
+        "config": resolved(config),
+    }
+
+
+def _bin_json(stats: BinStats) -> dict[str, Any]:
+    return dataclasses.asdict(stats)
+
+
+def clipped_share(traces: Sequence[Trace]) -> float:
+    """Share of traces cut by max_tokens or the context instead of ending by themselves."""
+    return sum(t.finish_reason != "stop" for t in traces) / max(len(traces), 1)
