@@ -1,0 +1,1 @@
+"""Scores of logical pages, from landmarks or from the keys themselves."""
