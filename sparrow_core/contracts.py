@@ -178,6 +178,12 @@ class CostModel(Plugin):
 
     unit: ClassVar[Literal["seconds", "eFLOP"]]
 
+    def __init__(self, config: PluginConfig, layout: SparseLayout, landmark_vectors: int = 1) -> None:
+        """``landmark_vectors`` is the selector's; 0 for one that scans none."""
+        self.config = config
+        self.layout = layout
+        self.landmark_vectors = landmark_vectors
+
     @abstractmethod
     def step_cost(self, lengths_B: torch.Tensor, pages_B: torch.Tensor) -> float:
         """Cost in ``unit`` of one decode step of B sequences with these lengths and page budgets."""
