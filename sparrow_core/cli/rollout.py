@@ -23,13 +23,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 def rollout(arguments: Arguments = None, quiet: Quiet = False) -> None:
     """Generate with the configured model, backend and policy; save the traces."""
     from sparrow_core.cli.common import console, progress_display
-    from sparrow_core.engine.build import build_engine, build_policy, build_requests, sparse_layout
+    from sparrow_core.engine.build import build_engine, build_policy, build_requests
     from sparrow_core.measure.measure import clipped_share, rollout_traces, trace_meta
     from sparrow_core.trace import TraceSet
 
     config, model, prompts = prepare(arguments)
     engine = build_engine(model, config.attention, config.rollout)
-    policy = build_policy(config.policy, sparse_layout(config.attention))
+    policy = build_policy(config.policy, config.attention.layout)
     requests = build_requests(model, prompts, config.rollout, step=config.rollout.step)
     traces = rollout_traces(engine, requests, policy, progress_display(quiet))
     directory = save_run(config)
@@ -74,7 +74,7 @@ def prepare(arguments: list[str] | None) -> tuple[RunConfig, LanguageModel, list
     """Config, model and encoded prompts; everything that can be wrong is checked before anything is generated."""
     from sparrow_core.cli.common import split_arguments
     from sparrow_core.config import load_config
-    from sparrow_core.engine.build import build_policy, sparse_layout
+    from sparrow_core.engine.build import build_policy
     from sparrow_core.errors import InputError
     from sparrow_core.measure.sample_prompts import long_text_prompts, reasoning_prompts
     from sparrow_core.model import load_model, resolve_device, resolve_dtype
@@ -82,7 +82,7 @@ def prepare(arguments: list[str] | None) -> tuple[RunConfig, LanguageModel, list
 
     path, overrides = split_arguments(arguments)
     config = load_config(path, overrides)
-    build_policy(config.policy, sparse_layout(config.attention))
+    build_policy(config.policy, config.attention.layout)
     if config.prompts.path is not None:
         prompts = read_prompts(config.prompts.path, field=config.prompts.field, limit=config.prompts.limit)
     else:

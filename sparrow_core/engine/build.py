@@ -17,20 +17,11 @@ from sparrow_core.model import LanguageModel
 from sparrow_core.trace import SampleKey
 
 
-def sparse_layout(attention: AttentionConfig) -> SparseLayout:
-    return SparseLayout(
-        page_size=attention.page_size,
-        sink_pages=attention.sink_pages,
-        recent_pages=attention.recent_pages,
-        dense_layers=tuple(attention.dense_layers),
-    )
-
-
 def build_engine(model: LanguageModel, attention: AttentionConfig, rollout: RolloutConfig) -> RolloutEngine:
     """Raises InputError when the backend cannot serve this model; the message lists its reasons."""
-    layout = sparse_layout(attention)
-    backend_class: type[AttentionBackend] = registry.load("sparrow.backends", attention.backend.type)
-    selector_class: type[PageSelector] = registry.load("sparrow.selectors", attention.selector.type)
+    layout = attention.layout
+    backend_class = registry.load("sparrow.backends", attention.backend.type)
+    selector_class = registry.load("sparrow.selectors", attention.selector.type)
     too_deep = [layer for layer in layout.dense_layers if layer >= model.shape.num_layers]
     if too_deep:
         raise InputError(
@@ -56,7 +47,7 @@ def build_engine(model: LanguageModel, attention: AttentionConfig, rollout: Roll
 
 
 def build_policy(config: PluginConfig, layout: SparseLayout) -> SparsityPolicy:
-    policy_class: type[SparsityPolicy] = registry.load("sparrow.policies", config.type)
+    policy_class = registry.load("sparrow.policies", config.type)
     return policy_class(config, layout)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sparrow_core.config import RunConfig
-from sparrow_core.engine.build import build_engine, build_policy, build_requests, sparse_layout
+from sparrow_core.engine.build import build_engine, build_policy, build_requests
 from sparrow_core.engine.sequence import Request
 from sparrow_core.errors import InputError
 from sparrow_core.measure.progress import Progress
@@ -88,7 +88,7 @@ def _prompts(model: LanguageModel, batch: int, length: int) -> list[tuple[int, .
 def _generate_ours(config: RunConfig, model: LanguageModel, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     rollout = config.rollout.model_copy(update={"greedy": True})
     engine = build_engine(model, config.attention, rollout)
-    policy = build_policy(config.policy, sparse_layout(config.attention))
+    policy = build_policy(config.policy, config.attention.layout)
     requests = [_without_stop(r) for r in build_requests(model, prompts, rollout)]
     traces = sorted(engine.generate(requests, policy), key=lambda trace: trace.key.prompt)
     return [trace.token_ids.tolist() for trace in traces]

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparrow_core import registry
 from sparrow_core.config import RunConfig, resolved
-from sparrow_core.engine.build import build_engine, build_policy, build_requests, sparse_layout
+from sparrow_core.contracts import SparsityPolicy
+from sparrow_core.engine.build import build_engine, build_policy, build_requests
 from sparrow_core.engine.engine import RolloutEngine
 from sparrow_core.engine.sequence import Request
-from sparrow_core.engine.stats import EngineStats, attended_tokens
+from sparrow_core.engine.stats import EngineStats
 from sparrow_core.measure.progress import Progress
 from sparrow_core.measure.score import score_traces
 from sparrow_core.mismatch import BinStats, MismatchStream, NoiseFloor, noise_floor
@@ -44,7 +46,7 @@ def measure(
     """Roll out ``prompts`` (token ids) under ``config``, score the traces densely and measure the noise floor."""
     rollout = config.rollout.model_copy(update={"keep_hidden": config.rollout.keep_hidden or config.mismatch.exact})
     engine = build_engine(model, config.attention, rollout)
-    policy = build_policy(config.policy, sparse_layout(config.attention))
+    policy = build_policy(config.policy, config.attention.layout)
     requests = build_requests(model, prompts, rollout, step=rollout.step)
     traces = rollout_traces(engine, requests, policy, progress)
     stats = engine.stats
@@ -59,7 +61,9 @@ def measure(
     return Measurement(config, trace_set, stream, noise, stats)
 
 
-def rollout_traces(engine: RolloutEngine, requests: list[Request], policy: Any, progress: Progress) -> list[Trace]:
+def rollout_traces(
+    engine: RolloutEngine, requests: list[Request], policy: SparsityPolicy, progress: Progress
+) -> list[Trace]:
     """Finished traces in the order of ``requests``."""
     order = {request.key: index for index, request in enumerate(requests)}
     with progress.rollout("rollout") as on_step:
@@ -73,7 +77,7 @@ def measure_noise_floor(
     """Dense rollout against dense recompute on the start of a few of the traces: what kernels alone account for."""
     rollout = config.rollout.model_copy(update={"keep_hidden": True})
     engine = build_engine(model, config.attention, rollout)
-    dense = build_policy_by_name("dense", config)
+    dense = build_policy(registry.load("sparrow.policies", "dense").Config(type="dense"), config.attention.layout)
     requests = []
     for trace in traces[:_NOISE_SEQUENCES]:
         forced = tuple(trace.token_ids[:_NOISE_TOKENS].tolist())
@@ -82,13 +86,6 @@ def measure_noise_floor(
         requests.append(Request(trace.key, base.prompt_ids, sampling, forced))
     dense_traces = score_traces(model, rollout_traces(engine, requests, dense, progress.named("noise floor")))
     return noise_floor(dense_traces)
-
-
-def build_policy_by_name(name: str, config: RunConfig) -> Any:
-    from sparrow_core import registry
-
-    policy_class = registry.load("sparrow.policies", name)
-    return policy_class(policy_class.Config(type=name), sparse_layout(config.attention))
 
 
 def trace_meta(config: RunConfig, model: LanguageModel) -> TraceMeta:
@@ -105,20 +102,12 @@ def trace_meta(config: RunConfig, model: LanguageModel) -> TraceMeta:
     )
 
 
-def token_counts(traces: Sequence[Trace], page_size: int) -> tuple[int, int]:
-    """(attended, dense) tokens per KV head of a sparse layer, over every drawn token's context."""
-    attended = dense = 0
-    for trace in traces:
-        for length, pages in zip(trace.lengths.tolist(), trace.pages.tolist(), strict=True):
-            attended += attended_tokens(length, pages, page_size)
-            dense += length
-    return attended, dense
-
-
 def measurement_json(result: Measurement) -> dict[str, Any]:
     """What ``sparrow measure --json`` writes. Tokens are per KV head of a sparse layer."""
     config = result.config
-    attended, dense = token_counts(result.traces.traces, config.attention.page_size)
+    traces = result.traces.traces
+    attended = sum(int(t.attended(config.attention.page_size).sum()) for t in traces)
+    dense = sum(int(t.lengths.sum()) for t in traces)
     return {
         "model": result.traces.meta.model,
         "backend": config.attention.backend.type,
@@ -127,22 +116,18 @@ def measurement_json(result: Measurement) -> dict[str, Any]:
         "page_size": config.attention.page_size,
         "tau": config.mismatch.tau,
         "quantile": config.mismatch.quantile,
-        "bins": [_bin_json(b) for b in result.bins],
+        "bins": [dataclasses.asdict(b) for b in result.bins],
         "noise_floor": dataclasses.asdict(result.noise),
         "attended_tokens": attended,
         "dense_tokens": dense,
         "kept_fraction": attended / dense if dense else 1.0,
-        "sequences": len(result.traces.traces),
-        "generated_tokens": sum(len(t.token_ids) for t in result.traces.traces),
-        "clipped_share": clipped_share(result.traces.traces),
+        "sequences": len(traces),
+        "generated_tokens": sum(len(t.token_ids) for t in traces),
+        "clipped_share": clipped_share(traces),
         "preemptions": result.stats.preemptions,
         "seed": config.rollout.seed,
         "config": resolved(config),
     }
-
-
-def _bin_json(stats: BinStats) -> dict[str, Any]:
-    return dataclasses.asdict(stats)
 
 
 def clipped_share(traces: Sequence[Trace]) -> float:
