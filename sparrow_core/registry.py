@@ -50,7 +50,7 @@ class PluginInfo:
         return f"{self.distribution} {self.version}".strip() or "this program"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.origin}, {self.target})"
+        return self.name if self.name == self.target else f"{self.name} ({self.origin}, {self.target})"
 
 
 _registered: dict[tuple[str, str], Any] = {}
@@ -120,8 +120,7 @@ def load(group: str, name: str) -> Any:
     try:
         plugin = _resolve(source)
     except (Exception, SystemExit) as error:
-        what = repr(name) if ":" in name else str(info)
-        raise PluginError(f"{group}: {what} failed to load: {_reason(error)}") from error
+        raise PluginError(f"{group}: {info} failed to load: {_reason(error)}") from error
     breach = _contract_breach(group, plugin)
     if breach:
         raise PluginError(f"{group}: {info} cannot be used: {breach}")
@@ -184,7 +183,8 @@ def _unknown(group: str, name: str) -> str:
         text += f"; did you mean {close[0]!r}?"
     broken = [f"{info}: {info.error}" for info in infos if info.error is not None]
     if broken:
-        text += ". Cannot be used: " + "; ".join(broken)
+        text += " Cannot be used: " if text.endswith("?") else ". Cannot be used: "
+        text += "; ".join(broken)
     return text
 
 
