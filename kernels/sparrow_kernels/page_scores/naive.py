@@ -6,6 +6,8 @@ not full, whose landmarks are never read. Page-table entries past a sequence's e
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from sparrow_kernels.paged_attention.naive import dense_pages, gather_pages, math_dtype
@@ -20,8 +22,8 @@ def mean_landmark(
 ) -> torch.Tensor:
     """``mean_h(q_h) . mean(k)``; landmark 0 is the mean key. Not scaled: only the order matters."""
     q_BKGD, marks_BKWMD, full_B1W = _landmarks(q_BND, landmarks_PKMD, page_table_BW, lengths_B, page_size)
-    scores_BKW = torch.einsum("bkwd,bkd->bkw", marks_BKWMD[..., 0, :], q_BKGD.mean(2))
-    return scores_BKW.masked_fill(~full_B1W, -torch.inf)
+    scores_BK1W = q_BKGD.mean(2, keepdim=True) @ marks_BKWMD[..., 0, :].mT
+    return scores_BK1W.squeeze(2).masked_fill(~full_B1W, -torch.inf)
 
 
 def gqa_max_softmax(
@@ -33,7 +35,7 @@ def gqa_max_softmax(
 ) -> torch.Tensor:
     """``max_h softmax_w(q_h . mean(k_w) / sqrt(D))`` over the sequence's full pages; landmark 0 is the mean key."""
     q_BKGD, marks_BKWMD, full_B1W = _landmarks(q_BND, landmarks_PKMD, page_table_BW, lengths_B, page_size)
-    logits_BKGW = q_BKGD @ marks_BKWMD[..., 0, :].mT * q_BND.shape[-1] ** -0.5
+    logits_BKGW = q_BKGD @ marks_BKWMD[..., 0, :].mT / math.sqrt(q_BND.shape[-1])
     logits_BKGW = logits_BKGW.masked_fill(~full_B1W[:, :, None], -torch.inf)
     return logits_BKGW.softmax(-1).amax(2).masked_fill(~full_B1W, -torch.inf)
 
@@ -72,7 +74,7 @@ def attention_mass(
     pages_BKW, _ = dense_pages(page_table_BW, lengths_B, K, S)
     k_BKXD = gather_pages(k_PKSD, pages_BKW).to(dtype)
     live_BX = torch.arange(k_BKXD.shape[2], device=q_BND.device) < lengths_B[:, None]
-    logits_BKGX = q_BND.view(B, K, N // K, D).to(dtype) @ k_BKXD.mT * scale
+    logits_BKGX = q_BND.reshape(B, K, N // K, D).to(dtype) @ k_BKXD.mT * scale
     logits_BKGX = logits_BKGX.masked_fill(~live_BX[:, None, None], -torch.inf)
     mass_BKX = logits_BKGX.softmax(-1).mean(2).masked_fill(~live_BX[:, None], 0)
     return mass_BKX.view(B, K, -1, S).sum(-1)
@@ -93,4 +95,4 @@ def _landmarks(
     marks_BKWMD = gather_pages(landmarks_PKMD, pages_BKW).to(dtype).view(B, K, -1, M, D)
     full_B = torch.div(lengths_B, page_size, rounding_mode="floor")
     full_BW = torch.arange(page_table_BW.shape[1], device=q_BND.device) < full_B[:, None]
-    return q_BND.view(B, K, N // K, D).to(dtype), marks_BKWMD, full_BW[:, None]
+    return q_BND.reshape(B, K, N // K, D).to(dtype), marks_BKWMD, full_BW[:, None]
