@@ -25,7 +25,8 @@ def build_engine(model: LanguageModel, attention: AttentionConfig, rollout: Roll
     too_deep = [layer for layer in layout.dense_layers if layer >= model.shape.num_layers]
     if too_deep:
         raise InputError(
-            f"attention.dense_layers names layer {too_deep[0]} but {model.name} has layers 0 to {model.shape.num_layers - 1}"
+            f"attention.dense_layers names layer {too_deep[0]} but {model.name} has "
+            f"layers 0 to {model.shape.num_layers - 1}"
         )
     reasons = backend_class.unsupported(model.shape, layout, selector_class, model.dtype, model.device)
     if reasons:

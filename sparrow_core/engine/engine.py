@@ -22,7 +22,6 @@ from sparrow_core.errors import InputError, OutOfPagesError
 from sparrow_core.model import LanguageModel
 from sparrow_core.trace import Trace
 
-
 BackendFactory = Callable[[PagedKVCache], tuple[AttentionBackend, PageSelector]]
 
 
@@ -96,7 +95,9 @@ class RolloutEngine:
                 f"{name} has {length} tokens but the model's context is {context} and one token must be left to "
                 f"generate; shorten the prompt to at most {context - 1} tokens"
             )
-        out_of_range = [i for i in (min(request.prompt_ids), max(request.prompt_ids)) if not 0 <= i < self.model.vocab_size]
+        out_of_range = [
+            i for i in (min(request.prompt_ids), max(request.prompt_ids)) if not 0 <= i < self.model.vocab_size
+        ]
         if out_of_range:
             raise InputError(f"{name} has token id {out_of_range[0]}; the vocabulary has {self.model.vocab_size} ids")
         return SequenceState(

@@ -43,9 +43,7 @@ class Run:
         self.policy = policy
         self.policy_version = policy_version
         self.schedule: BudgetSchedule = policy.schedule()
-        self.scheduler = Scheduler(
-            sequences, pool, page_size=layout.page_size, max_batch=options.max_batch
-        )
+        self.scheduler = Scheduler(sequences, pool, page_size=layout.page_size, max_batch=options.max_batch)
         self.stats = EngineStats(
             num_sequences=len(sequences), max_generated_tokens=sum(s.max_new_tokens for s in sequences)
         )

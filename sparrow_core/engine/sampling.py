@@ -35,7 +35,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise InputError(
-                f"rollout.temperature={self.temperature} must be above 0; for the most likely token set rollout.greedy=true"
+                f"rollout.temperature={self.temperature} must be above 0; "
+                "for the most likely token set rollout.greedy=true"
             )
         if not 0 < self.top_p <= 1:
             raise InputError(f"rollout.top_p={self.top_p} must lie in (0, 1]; 1 turns it off")
@@ -95,7 +96,8 @@ def _require_finite(lse_B1: torch.Tensor, keys: Sequence[SampleKey], positions: 
     if bad.numel():
         row = int(bad[0])
         raise FloatingPointError(
-            f"logits of prompt {keys[row].prompt}, sample {keys[row].sample} are not finite at position {positions[row]}"
+            f"logits of prompt {keys[row].prompt}, sample {keys[row].sample} "
+            f"are not finite at position {positions[row]}"
         )
 
 

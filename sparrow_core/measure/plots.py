@@ -21,7 +21,9 @@ def plot_acceptance(results: Mapping[str, Measurement], path: Path) -> None:
     for axis, (name, result) in zip(axes, results.items(), strict=True):
         lengths, values = _tokens(result)
         axis.scatter(lengths, values, s=3, alpha=0.3, linewidths=0, color="tab:blue")
-        axis.axhline(result.config.mismatch.tau, color="tab:red", linewidth=1, label=f"tau = {result.config.mismatch.tau}")
+        axis.axhline(
+            result.config.mismatch.tau, color="tab:red", linewidth=1, label=f"tau = {result.config.mismatch.tau}"
+        )
         axis.set(title=name, xlabel="context length (tokens)", ylim=(-0.02, 1.02))
         axis.legend(loc="lower left")
     axes[0].set_ylabel("acceptance")
@@ -35,7 +37,7 @@ def plot_tail(results: Mapping[str, Measurement], path: Path) -> None:
     for name, result in results.items():
         bins = result.bins
         centers = [b.lo + result.stream.bin_tokens / 2 for b in bins]
-        line = axis.plot(centers, [b.tail_lower for b in bins], marker="o", markersize=4, label=name)[0]
+        line = axis.plot(centers, [np.nan if b.tail_lower is None else b.tail_lower for b in bins], marker="o", markersize=4, label=name)[0]
         low, high = zip(*(b.tail_interval or (np.nan, np.nan) for b in bins), strict=True)
         axis.fill_between(centers, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     first = next(iter(results.values()))

@@ -23,6 +23,10 @@ class Progress:
     def named(self, prefix: str) -> Progress:
         return Progress(self.console, prefix)
 
+    def quiet(self) -> Progress:
+        """For work inside a unit of an outer bar."""
+        return Progress(None, self.prefix)
+
     @contextmanager
     def task(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
         """A bar over ``total`` items; call the yielded function with the number done."""
@@ -40,7 +44,9 @@ class Progress:
                 bar.update(
                     task,
                     total=stats.max_generated_tokens,
-                    completed=stats.max_generated_tokens if stats.finished == stats.num_sequences else stats.generated_tokens,
+                    completed=stats.max_generated_tokens
+                    if stats.finished == stats.num_sequences
+                    else stats.generated_tokens,
                     note=f"{stats.finished}/{stats.num_sequences} done, {stats.tokens_per_second:.0f} tok/s, "
                     f"kept {stats.kept_fraction:.0%}",
                 )
