@@ -1,0 +1,1 @@
+"""What tests of policies, backends and plugins share."""
