@@ -1,0 +1,72 @@
+"""Reading a mismatch stream: each bin's tail with its confidence interval, after checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparrow_core.errors import InputError
+from sparrow_core.mismatch import AcceptanceSketch, MismatchStream
+from sparrow_core.mismatch.stream import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class TailReading:
+    """The tail of one length bin, as one observation or several together show it."""
+
+    tokens: int
+    tail: float
+    low: float
+    """Lower confidence bound of the tail, from order statistics."""
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """The bins and quantile a policy was configured for."""
+
+    bin_tokens: int
+    num_bins: int
+    quantile: float
+
+    def check(self, stream: MismatchStream, policy: str) -> None:
+        """Raises InputError when ``stream`` has other bins or another quantile."""
+        for name in ("bin_tokens", "num_bins", "quantile"):
+            mine, theirs = getattr(self, name), getattr(stream, name)
+            if mine != theirs:
+                raise InputError(
+                    f"policy {policy} has {name}={mine} but the mismatch stream has {name}={theirs}; "
+                    f"set policy.{name}={theirs} or build the stream with {name}={mine}"
+                )
+
+
+def read_tail(sketch: AcceptanceSketch, quantile: float, confidence: float) -> TailReading:
+    """The tail a sketch of at least one token shows."""
+    low, high = sketch.tail_confidence(quantile, confidence)
+    below, above = sketch.quantile_interval(quantile)
+    return TailReading(sketch.count, (below + above) / 2, low, high)
+
+
+def bin_sketch(stream: MismatchStream, index: int, kind: Kind) -> AcceptanceSketch:
+    """The bin's acceptances of one kind. Raises InputError when exact ones are asked for but not all known."""
+    sketch = stream.sketch(index, kind)
+    if kind == "exact" and sketch.count != stream.bin(index).tokens:
+        raise InputError(
+            f"policy.acceptance='exact' but bin {index} has exact acceptances for {sketch.count} of "
+            f"{stream.bin(index).tokens} tokens; keep hidden states in the rollout or set policy.acceptance='lower'"
+        )
+    return sketch
+
+
+def observed_pages(stream: MismatchStream, index: int, scheduled: int, page_size: int) -> float:
+    """The budget the bin's tokens were drawn under.
+
+    The stream's mean counts pages capped at those a sequence has. If the scheduled budget explains it, that is
+    the budget; otherwise another schedule drew the tokens (an asynchronous rollout, say) and the mean itself is taken.
+    """
+    stats = stream.bin(index)
+    assert stats.pages_mean is not None
+    longest = scheduled if stats.hi is None else min(scheduled, -(-stats.hi // page_size))
+    shortest = min(scheduled, -(-max(stats.lo, 1) // page_size))
+    if shortest - 1e-9 <= stats.pages_mean <= longest + 1e-9:
+        return float(longest)
+    return stats.pages_mean
