@@ -1,15 +1,23 @@
-"""Conformance suites and hypothesis strategies for plugin authors. Needs pytest and hypothesis.
+"""Conformance suites and hypothesis strategies for plugin authors; they need pytest and hypothesis.
 
-* ``BackendConformance``, ``SelectorConformance``, ``PolicyConformance``: derive a ``Test...`` class and name the plugin.
+* ``BackendConformance``, ``SelectorConformance``, ``PolicyConformance``: derive a ``Test...`` class
+  and name the plugin.
 * ``paged_cases``: batches of any size over a paged cache; ``attend``: attention by its definition.
 * ``sparrow_core.testing.mismatch``: strategies for acceptances and streams.
+* ``sparrow_core.testing.simulator``: streams with a known tail, to try policies on.
 """
 
-from sparrow_core.testing.backends import BackendConformance
-from sparrow_core.testing.oracle import assert_close, attend
-from sparrow_core.testing.paged import PagedCase, paged_cases
-from sparrow_core.testing.policies import PolicyConformance
-from sparrow_core.testing.selectors import SelectorConformance
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparrow_core.testing.backends import BackendConformance
+    from sparrow_core.testing.oracle import assert_close, attend
+    from sparrow_core.testing.paged import PagedCase, paged_cases
+    from sparrow_core.testing.policies import PolicyConformance
+    from sparrow_core.testing.selectors import SelectorConformance
 
 __all__ = [
     "BackendConformance",
@@ -20,3 +28,19 @@ __all__ = [
     "attend",
     "paged_cases",
 ]
+
+_MODULES = {
+    "BackendConformance": "backends",
+    "PagedCase": "paged",
+    "PolicyConformance": "policies",
+    "SelectorConformance": "selectors",
+    "assert_close": "oracle",
+    "attend": "oracle",
+    "paged_cases": "paged",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
