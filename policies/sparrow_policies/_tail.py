@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sparrow_core.errors import InputError
@@ -18,6 +19,22 @@ class TailReading:
     low: float
     """Lower confidence bound of the tail, from order statistics."""
     high: float
+
+    def pooled(self, newer: TailReading, most_tokens: int) -> TailReading:
+        """Both readings as one, weighted by tokens; this one counts for ``most_tokens`` at most.
+
+        Averages quantiles of independent samples, so the interval's halves shrink as a standard error does.
+        """
+        mine = min(self.tokens, most_tokens)
+        total = mine + newer.tokens
+        tail = (mine * self.tail + newer.tokens * newer.tail) / total
+        below = math.hypot(mine * (self.tail - self.low), newer.tokens * (newer.tail - newer.low)) / total
+        above = math.hypot(mine * (self.high - self.tail), newer.tokens * (newer.high - newer.tail)) / total
+        return TailReading(total, tail, max(tail - below, 0.0), min(tail + above, 1.0))
+
+    def contradicts(self, other: TailReading) -> bool:
+        """The intervals are disjoint: the model, or what it was measured on, has changed."""
+        return self.low > other.high or self.high < other.low
 
 
 @dataclass(frozen=True, slots=True)
