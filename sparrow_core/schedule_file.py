@@ -82,7 +82,7 @@ def write_schedule(path: str | Path, file: ScheduleFile) -> Path:
         provenance=file.provenance,
     )
     _check_pages(list(schedule.pages), checked, f"schedule for {str(path)!r}")
-    text = json.dumps(checked.model_dump(mode="json"), indent=1) + "\n"
+    text = json.dumps(checked.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_atomically(path, text)

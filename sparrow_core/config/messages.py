@@ -35,7 +35,7 @@ def _line(detail: ErrorDetails, root: type[BaseModel], data: Any) -> str:
             node, inside = descend(root, data, keys)
             return f"{key}={_show(value)} must be a section with the keys {', '.join(_valid_keys(node, inside))}"
         case "value_error":
-            joint = " " if message.startswith(("must ", "has ")) else ": "
+            joint = " " if message.startswith(("must ", "has ", "needs ")) else ": "
             return f"{key}={_show(value)}{joint}{message}"
     rule = message.partition(", unable to parse")[0]
     for opening in ("Input should ", "String should ", "Value should "):
