@@ -189,9 +189,11 @@ class SelectorConformance:
 
     def test_forced_pages_do_not_depend_on_the_query(self) -> None:
         size = self.usual_page_size
-        sequences = self.sequences([9 * size + 1])
-        sequences[0].q_LND[:] = torch.nan
-        self.select(sequences, [5], size)
+        disliked, undefined = self.sequences([9 * size + 1, 9 * size + 1])
+        against_KD = -10 * disliked.q_LND[-1].view(2, -1, 16).mean(1)
+        disliked.k_LKD[:size] = disliked.k_LKD[8 * size :] = against_KD
+        undefined.q_LND[:] = torch.nan
+        self.select([disliked, undefined], [5, 5], size)
 
     def test_a_batch_of_empty_rows(self) -> None:
         logical, _ = self.select(self.sequences([0, 0]), [3, 1], self.usual_page_size)

@@ -122,19 +122,20 @@ class World:
         return out_BND, lse_BN
 
     def _tokens(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Packed queries, keys and values of positions ``start .. end - 1``; a start of -1 gives one NaN token."""
+        """Packed queries, keys and values of positions ``start .. end - 1``; a start of -1 gives one
+        token of NaN queries and of keys and values that are not the poison."""
 
-        def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
+        def pack(tensors: list[torch.Tensor], filler: float) -> torch.Tensor:
             parts = [
-                tensor[start:end] if start >= 0 else tensor.new_full((1, *tensor.shape[1:]), torch.nan)
+                tensor[start:end] if start >= 0 else tensor.new_full((1, *tensor.shape[1:]), filler)
                 for tensor, start, end in zip(tensors, starts, ends, strict=True)
             ]
             return torch.cat(parts).to(self.device)
 
         return (
-            pack([s.q_LND for s in self.sequences]),
-            pack([s.k_LKD for s in self.sequences]),
-            pack([s.v_LKD for s in self.sequences]),
+            pack([s.q_LND for s in self.sequences], torch.nan),
+            pack([s.k_LKD for s in self.sequences], 7.0),
+            pack([s.v_LKD for s in self.sequences], 7.0),
         )
 
     def selection(self, logical_BK: Sequence[Sequence[Sequence[int]]]) -> PageSelection:
