@@ -74,16 +74,27 @@ def bin_sketch(stream: MismatchStream, index: int, kind: Kind) -> AcceptanceSket
     return sketch
 
 
-def observed_pages(stream: MismatchStream, index: int, scheduled: int, page_size: int) -> float:
-    """The budget the bin's tokens were drawn under.
+def bin_budget(stream: MismatchStream, index: int, scheduled: int, page_size: int) -> int:
+    """``scheduled`` pages, capped at all pages of the bin's longest context."""
+    hi = stream.bin(index).hi
+    return scheduled if hi is None else min(scheduled, -(-hi // page_size))
 
-    The stream's mean counts pages capped at those a sequence has. If the scheduled budget explains it, that is
-    the budget; otherwise another schedule drew the tokens (an asynchronous rollout, say) and the mean itself is taken.
+
+def drawn_under(stream: MismatchStream, index: int, scheduled: int, page_size: int) -> bool:
+    """Whether ``scheduled`` pages explain the mean pages of a bin that has tokens.
+
+    The stream counts pages capped at those a sequence has. An asynchronous rollout, say, follows an older schedule.
     """
     stats = stream.bin(index)
     assert stats.pages_mean is not None
-    longest = scheduled if stats.hi is None else min(scheduled, -(-stats.hi // page_size))
     shortest = min(scheduled, -(-max(stats.lo, 1) // page_size))
-    if shortest - 1e-9 <= stats.pages_mean <= longest + 1e-9:
-        return float(longest)
-    return stats.pages_mean
+    return shortest - 1e-9 <= stats.pages_mean <= bin_budget(stream, index, scheduled, page_size) + 1e-9
+
+
+def observed_pages(stream: MismatchStream, index: int, scheduled: int, page_size: int) -> float:
+    """The budget a bin's tokens were drawn under: the scheduled one if it explains them, else their mean."""
+    if drawn_under(stream, index, scheduled, page_size):
+        return float(bin_budget(stream, index, scheduled, page_size))
+    mean = stream.bin(index).pages_mean
+    assert mean is not None
+    return mean

@@ -9,7 +9,7 @@ lie between their neighbours' (``_monotone``). Statistic and threshold: Sparrow,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from sparrow_core.errors import InputError
 from sparrow_core.mismatch import AcceptanceSketch, MismatchStream
 from sparrow_core.mismatch.stream import Kind
 from sparrow_core.schedule import BudgetSchedule
+from sparrow_core.schedule_file import check_layout
 from sparrow_policies._controller import BinModel, Rule, next_pages
 from sparrow_policies._monotone import share_by_length
 from sparrow_policies._tail import StreamShape, bin_sketch, observed_pages, read_tail
@@ -27,7 +28,7 @@ from sparrow_policies.schedule import preset
 
 
 class TailThresholdConfig(PluginConfig):
-    type: Literal["tail_threshold"] = "tail_threshold"
+    type: str = "tail_threshold"
     tau: float = Field(0.86, description="least tail; training was seen to be stable from 0.85 to 0.90")
     quantile: float = Field(0.05, gt=0, lt=1, description="which quantile of the acceptance the tail is")
     acceptance: Kind = Field(
@@ -196,11 +197,11 @@ def _initial_pages(config: TailThresholdConfig, layout: SparseLayout) -> list[in
     smallest = int(_allowed_pages(config, layout)[0][0])
     if isinstance(config.initial, str):
         published = preset(config.initial)
-        if (published.page_size, published.bin_tokens) != (layout.page_size, config.bin_tokens):
+        check_layout(published, layout, f"policy.initial={config.initial!r}")
+        if published.bin_tokens != config.bin_tokens:
             raise InputError(
-                f"policy.initial={config.initial!r} counts pages of {published.page_size} tokens in bins of "
-                f"{published.bin_tokens}, but the layout has pages of {layout.page_size} and policy.bin_tokens="
-                f"{config.bin_tokens}; give page counts"
+                f"policy.initial={config.initial!r} has bins of {published.bin_tokens} tokens, but "
+                f"policy.bin_tokens={config.bin_tokens}; set that to {published.bin_tokens} or give page counts"
             )
         pages = [published.pages[min(index, published.num_bins - 1)] for index in range(config.num_bins)]
     elif isinstance(config.initial, int):

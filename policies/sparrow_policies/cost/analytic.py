@@ -92,13 +92,13 @@ class _AnalyticFields(PluginConfig):
 
 
 class AnalyticConfig(_AnalyticFields):
-    type: Literal["analytic"] = "analytic"
+    type: str = "analytic"
 
 
 class EquivalentFlopsConfig(_AnalyticFields):
     """``bound`` and ``overhead_seconds`` do not apply."""
 
-    type: Literal["analytic_eflop"] = "analytic_eflop"
+    type: str = "analytic_eflop"
 
 
 def _known(value: str | _T, table: dict[str, _T], field: str, other: str) -> str | _T:

@@ -54,7 +54,7 @@ class MeasuredTable(BaseModel):
 class MeasuredConfig(PluginConfig):
     """The tables to choose from, one for each page size."""
 
-    type: Literal["measured"] = "measured"
+    type: str = "measured"
     paths: tuple[Path, ...] = ()
     """Files written by ``save_measured``."""
     tables: tuple[MeasuredTable, ...] = ()
