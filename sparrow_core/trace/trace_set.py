@@ -7,9 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sparrow_core.errors import InputError
 from sparrow_core.mismatch.stream import MismatchStream
-from sparrow_core.trace.files import FORMAT_VERSION, read_traces, write_traces
+from sparrow_core.trace.files import FORMAT_VERSION, TraceFileError, read_traces, write_traces
 from sparrow_core.trace.record import Trace
 
 
@@ -82,7 +81,7 @@ class TraceSet:
         names = set(TraceMeta.__dataclass_fields__)
         if set(meta) != names:
             different = ", ".join(sorted(set(meta) ^ names))
-            raise InputError(f"traces.json in {directory} does not fit its format: meta differs in {different}")
+            raise TraceFileError(f"traces.json in {directory} does not fit its format: meta differs in {different}")
         return cls(traces, TraceMeta(**{**meta, "dense_layers": tuple(meta["dense_layers"])}))
 
 
