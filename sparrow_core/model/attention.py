@@ -6,6 +6,7 @@ Shapes: B batch, L sequence length, N query or KV heads, H head dim, T = B * L p
 from __future__ import annotations
 
 import inspect
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,20 +46,21 @@ class PackedDocuments:
 
     def __post_init__(self) -> None:
         offsets = tuple(int(offset) for offset in self.cu_seqlens.tolist())
-        lengths = [end - start for start, end in zip(offsets, offsets[1:], strict=False)]
+        lengths = [end - start for start, end in itertools.pairwise(offsets)]
         if len(offsets) < 2 or offsets[0] != 0 or min(lengths) < 1:
             raise InputError(
-                f"documents.cu_seqlens={list(offsets)} must start at 0 and ascend; give every document at least one token"
+                f"documents.cu_seqlens={list(offsets)} must start at 0 and ascend; "
+                "give every document at least one token"
             )
         object.__setattr__(self, "offsets", offsets)
 
     @property
     def max_length(self) -> int:
-        return max(end - start for start, end in zip(self.offsets, self.offsets[1:], strict=False))
+        return max(end - start for start, end in itertools.pairwise(self.offsets))
 
     def positions(self) -> torch.Tensor:
         """``[1, T]`` int64: each token's position in its own document."""
-        parts = [torch.arange(end - start) for start, end in zip(self.offsets, self.offsets[1:], strict=False)]
+        parts = [torch.arange(end - start) for start, end in itertools.pairwise(self.offsets)]
         return torch.cat(parts)[None].to(self.cu_seqlens.device)
 
 
@@ -128,7 +130,7 @@ def _causal_by_document(
     q_1TNH, k_1TNH, v_1TNH = (x.flatten(0, 1)[None] for x in (q_BLNH, k_BLNH, v_BLNH))
     parts = [
         _causal(q_1TNH[:, start:end], k_1TNH[:, start:end], v_1TNH[:, start:end], scale, enable_gqa)
-        for start, end in zip(documents.offsets, documents.offsets[1:], strict=False)
+        for start, end in itertools.pairwise(documents.offsets)
     ]
     return torch.cat(parts, dim=1).view(q_BLNH.shape)
 

@@ -107,9 +107,12 @@ def _smollm2_file() -> Path:
 
 def _hub_directory(source: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    instead = "give a directory with config.json and safetensors files, a .gguf file, a hub id such as Qwen/Qwen3-1.7B, or smollm2"
+    instead = (
+        "give a directory with config.json and safetensors files, a .gguf file, "
+        "a hub id such as Qwen/Qwen3-1.7B, or smollm2"
+    )
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
         return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ def convert_gguf(path: Path, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     location = {"gguf_file": path.name, "local_files_only": True}
-    with _quiet_transformers():
-        model = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=torch.float32, **location)
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **location)
+    model = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=torch.float32, **location)
+    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), **location)
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
@@ -81,20 +79,3 @@ def _check_gguf(path: Path) -> None:
             f"{path}: general.architecture={architecture!r} is not supported; "
             f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"
         )
-
-
-class _quiet_transformers:
-    """Keeps transformers' own progress bars off while a file is converted."""
-
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self.was_on = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        self.tqdm = os.environ.get("TQDM_DISABLE")
-
-    def __exit__(self, *exception: object) -> None:
-        from transformers.utils import logging
-
-        if self.was_on:
-            logging.enable_progress_bar()

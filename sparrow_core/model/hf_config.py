@@ -152,8 +152,8 @@ def _positive_int(source: Mapping[str, Any], key: str, *, where: str = "") -> in
     value = source.get(key)
     name = f"{where}.{key}" if where else key
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        problem = "is missing" if value is None else f"={value!r} is not usable"
-        raise CheckpointError(f"config.json: {name} {problem}; it must be a positive whole number")
+        problem = " is missing" if value is None else f"={value!r} is not usable"
+        raise CheckpointError(f"config.json: {name}{problem}; it must be a positive whole number")
     return value
 
 
@@ -161,6 +161,6 @@ def _positive_float(source: Mapping[str, Any], key: str, default: float | None =
     value = source.get(key, default)
     name = f"{where}.{key}" if where else key
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        problem = "is missing" if value is None else f"={value!r} is not usable"
-        raise CheckpointError(f"config.json: {name} {problem}; it must be a positive number")
+        problem = " is missing" if value is None else f"={value!r} is not usable"
+        raise CheckpointError(f"config.json: {name}{problem}; it must be a positive number")
     return float(value)
