@@ -2,7 +2,7 @@
 
 The first rung is safe without the adapter, each further one is cheaper. After every rollout the policy
 
-* steps back one rung at once when any bin's tail is confidently below tau;
+* steps back at once when any bin's tail is confidently below tau, to the nearest rung expected to meet it;
 * steps to the next rung when, ``patience`` rollouts in a row, every measured bin's lower confidence bound,
   carried over to that rung's budget, meets tau. The waiting doubles each time a rung had to be left.
 
@@ -120,7 +120,7 @@ class DistillAwarePolicy(SparsityPolicy):
         _pool(state.adapter, fresh)
         tau = self.settings.tau
         if any(min(reading.high, state.adapter[index].high) < tau for index, reading in fresh.items()):
-            self._step_back()
+            self._step_back(fresh)
         elif self._allows_next():
             state.streak += 1
             if state.streak >= self.settings.patience * 2 ** min(state.failures[state.rung + 1], _MOST_DOUBLINGS):
@@ -181,12 +181,15 @@ class DistillAwarePolicy(SparsityPolicy):
         present, cheaper = (min(self._ladder[r].pages[index], full) for r in (rung, rung + 1))
         return float((present / cheaper) ** _PAGES_EXPONENT)
 
-    def _step_back(self) -> None:
-        state = self._state
-        state.failures[state.rung] += 1
-        state.streak = 0
-        if state.rung > 0:
-            self._move(state.rung - 1)
+    def _step_back(self, fresh: _Readings) -> None:
+        """To the nearest safer rung where what was just seen is expected to meet tau."""
+        rung = self._state.rung
+        self._state.failures[rung] += 1
+        losses = {index: 1 - reading.tail for index, reading in fresh.items()}
+        while rung > 0 and max(losses.values()) > 1 - self.settings.tau:
+            rung -= 1
+            losses = {index: loss / self._step_ratio(rung, index) for index, loss in losses.items()}
+        self._move(max(min(rung, self._state.rung - 1), 0))
 
     def _move(self, rung: int) -> None:
         self._state.rung, self._state.streak, self._state.adapter = rung, 0, {}
