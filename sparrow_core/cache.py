@@ -73,14 +73,11 @@ class PagedKVCache:
         self.v = torch.empty(pages, dtype=dtype, device=device)
         self.landmarks = torch.empty(marks, dtype=dtype, device=device)
         self.layers = tuple(
-            LayerCache(layer, self.k[layer], self.v[layer], self.landmarks[layer])
-            for layer in range(shape.num_layers)
+            LayerCache(layer, self.k[layer], self.v[layer], self.landmarks[layer]) for layer in range(shape.num_layers)
         )
 
     @staticmethod
-    def bytes_per_page(
-        shape: AttentionShape, page_size: int, landmark_vectors: int, dtype: torch.dtype
-    ) -> int:
+    def bytes_per_page(shape: AttentionShape, page_size: int, landmark_vectors: int, dtype: torch.dtype) -> int:
         """Bytes one page takes over all layers, landmarks included."""
         vectors = 2 * page_size + landmark_vectors
         return shape.num_layers * shape.num_kv_heads * shape.head_dim * vectors * dtype.itemsize

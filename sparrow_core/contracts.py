@@ -102,9 +102,7 @@ class AttentionBackend(Plugin):
 
     capabilities: ClassVar[Capabilities]
 
-    def __init__(
-        self, config: PluginConfig, cache: PagedKVCache, layout: SparseLayout, selector: PageSelector
-    ) -> None:
+    def __init__(self, config: PluginConfig, cache: PagedKVCache, layout: SparseLayout, selector: PageSelector) -> None:
         self.config = config
         self.cache = cache
         self.layout = layout

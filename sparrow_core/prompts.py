@@ -76,7 +76,9 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Any, *, chat: bool) -> list
             ids = tokenizer(prompt.text)["input_ids"]
         else:
             if getattr(tokenizer, "chat_template", None) is None:
-                raise InputError(f"{prompt.source} needs a chat template but the model's tokenizer has none; set prompts.chat=false")
+                raise InputError(
+                    f"{prompt.source} needs a chat template but the model's tokenizer has none; set prompts.chat=false"
+                )
             text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         encoded.append(tuple(int(i) for i in ids))

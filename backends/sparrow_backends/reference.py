@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from sparrow_kernels.paged_append.naive import append, decode_slots, filled_pages, prefill_slots
-from sparrow_kernels.paged_attention.naive import dense_pages, paged_decode, paged_prefill
 
 from sparrow_core.cache import AttentionShape, DecodeBatch, PagedKVCache, PageSelection, PrefillBatch
 from sparrow_core.contracts import AttentionBackend, Capabilities, PageSelector, PluginConfig, SparseLayout
+from sparrow_kernels.paged_append.naive import append, decode_slots, filled_pages, prefill_slots
+from sparrow_kernels.paged_attention.naive import dense_pages, paged_decode, paged_prefill
 
 
 class ReferenceBackend(AttentionBackend):

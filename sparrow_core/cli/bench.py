@@ -33,7 +33,12 @@ def cpu(
     config = load_config(None, [*overrides, "model.device=cpu", "policy=dense", "rollout.prefill_chunk=2048"])
     loaded = load_model(config.model.source)
     result = bench_cpu(
-        config, loaded, str(loaded.directory), prompt_tokens=prompt_tokens, repeats=repeats, progress=progress_display(quiet)
+        config,
+        loaded,
+        str(loaded.directory),
+        prompt_tokens=prompt_tokens,
+        repeats=repeats,
+        progress=progress_display(quiet),
     )
     if json_file is not None:
         json_file.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")

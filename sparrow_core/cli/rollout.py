@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(help="A YAML file, then any number of dotted key=value overrides.", metavar="[CONFIG.yaml] [KEY=VALUE]..."),
+    typer.Argument(
+        help="A YAML file, then any number of dotted key=value overrides.", metavar="[CONFIG.yaml] [KEY=VALUE]..."
+    ),
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the result to this JSON file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]

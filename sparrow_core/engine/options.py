@@ -16,4 +16,5 @@ class EngineOptions:
     keep_hidden: bool = False
     """Keep each token's final hidden state, from which the full sparse distribution can be recomputed."""
     batch_invariant: bool = False
-    """Pad every decode step to ``max_batch`` rows, so that a row's matrix products never change shape."""
+    """Pad every decode step to ``max_batch`` rows of the model's whole context, so that no product of a row changes
+    shape with its batch: a sample then replays alone bit for bit. Slow; for tracking a difference down."""

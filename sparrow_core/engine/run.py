@@ -147,10 +147,16 @@ class Run:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits ``[B, V]`` and final hidden states ``[B, D]`` of one decode step."""
         device = self.model.device
-        # With batch_invariant, row = slot and the rows between are empty: every product keeps its shape.
-        num_rows = self.options.max_batch if self.options.batch_invariant else len(rows)
-        at = [s.slot for s in rows] if self.options.batch_invariant else list(range(len(rows)))
-        width = self.scheduler.num_pages(max(lengths))
+        size = self.layout.page_size
+        max_length, max_budget = max(lengths), max(budgets)
+        all_dense = all(b * size >= n for n, b in zip(lengths, budgets, strict=True))
+        num_rows, at = len(rows), list(range(len(rows)))
+        if self.options.batch_invariant:
+            # Row = slot with empty rows between, and bounds that no row sets: every product keeps its shape.
+            num_rows, at = self.options.max_batch, [s.slot for s in rows]
+            max_length, max_budget = self.model.context_length, max(self.schedule.pages)
+            all_dense = self.schedule.is_dense and all_dense
+        width = self.scheduler.num_pages(max_length)
         lengths_B = torch.zeros(num_rows, dtype=torch.int32)
         budgets_B = torch.full((num_rows,), self.schedule.min_pages, dtype=torch.int32)
         table_BW = torch.zeros(num_rows, width, dtype=torch.int32)
@@ -166,11 +172,9 @@ class Run:
             lengths_B=lengths_B.to(device),
             page_table_BW=table_BW.to(device),
             budgets_B=budgets_B.to(device),
-            max_length=max(lengths),
-            max_budget=min(max(budgets), width),
+            max_length=max_length,
+            max_budget=min(max_budget, width),
         )
-        size = self.layout.page_size
-        all_dense = all(b * size >= n for n, b in zip(lengths, budgets, strict=True))
         self.session.begin(batch, all_dense=all_dense)
         hidden_BD = self.model.hidden(tokens_B1.to(device), positions_B1.to(device))[:, 0]
         return self.model.logits(hidden_BD)[at], hidden_BD[at]

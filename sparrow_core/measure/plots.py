@@ -37,7 +37,13 @@ def plot_tail(results: Mapping[str, Measurement], path: Path) -> None:
     for name, result in results.items():
         bins = result.bins
         centers = [b.lo + result.stream.bin_tokens / 2 for b in bins]
-        line = axis.plot(centers, [np.nan if b.tail_lower is None else b.tail_lower for b in bins], marker="o", markersize=4, label=name)[0]
+        line = axis.plot(
+            centers,
+            [np.nan if b.tail_lower is None else b.tail_lower for b in bins],
+            marker="o",
+            markersize=4,
+            label=name,
+        )[0]
         low, high = zip(*(b.tail_interval or (np.nan, np.nan) for b in bins), strict=True)
         axis.fill_between(centers, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     first = next(iter(results.values()))

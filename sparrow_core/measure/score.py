@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from sparrow_core.mismatch import acceptance_bounds, acceptance_exact
+from sparrow_core.mismatch import acceptance_bounds, acceptance_exact, log_softmax_at
 from sparrow_core.model import LanguageModel, PackedDocuments
 from sparrow_core.trace import DenseScores, Trace
 
@@ -75,7 +75,7 @@ def _score(model: LanguageModel, trace: Trace, hidden_TD: torch.Tensor) -> Dense
     logprobs, lower, upper, exact = [], [], [], []
     for start in range(0, len(hidden_TD), _LOGIT_CHUNK):
         rows = slice(start, start + _LOGIT_CHUNK)
-        dense_TV = torch.log_softmax(model.logits(hidden_TD[rows]) / trace.temperature, dim=-1)
+        dense_TV = log_softmax_at(model.logits(hidden_TD[rows]), trace.temperature)
         ids_T1 = trace.token_ids[rows].long().to(dense_TV.device)[:, None]
         logprobs.append(dense_TV.gather(-1, ids_T1).squeeze(-1).cpu())
         topk_ids = trace.topk_ids[rows].long().to(dense_TV.device)
@@ -84,7 +84,7 @@ def _score(model: LanguageModel, trace: Trace, hidden_TD: torch.Tensor) -> Dense
         upper.append(bounds[1].cpu())
         if trace.hidden is not None:
             sparse_logits = model.logits(trace.hidden[rows].to(model.device, model.dtype))
-            exact.append(acceptance_exact(dense_TV, torch.log_softmax(sparse_logits / trace.temperature, -1)).cpu())
+            exact.append(acceptance_exact(dense_TV, log_softmax_at(sparse_logits, trace.temperature)).cpu())
     return DenseScores(
         logprobs=torch.cat(logprobs),
         acceptance_lower=torch.cat(lower),

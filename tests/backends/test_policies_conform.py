@@ -1,10 +1,9 @@
 """The built-in policies without a controller through the conformance suite."""
 
+from sparrow_core.testing import PolicyConformance
 from sparrow_policies.dense import DensePolicy
 from sparrow_policies.schedule import ScheduleConfig, SchedulePolicy
 from sparrow_policies.static import StaticConfig, StaticPolicy
-
-from sparrow_core.testing import PolicyConformance
 
 
 class TestDense(PolicyConformance):

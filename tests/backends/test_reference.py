@@ -1,9 +1,9 @@
 """The reference backend against attention by its definition, in three dtypes."""
 
 import torch
+
 from sparrow_backends.reference import ReferenceBackend
 from sparrow_backends.selectors.quest import Quest
-
 from sparrow_core.testing import BackendConformance
 
 

@@ -6,7 +6,6 @@ from sparrow_backends.selectors.oracle import Oracle
 from sparrow_backends.selectors.quest import Quest
 from sparrow_backends.selectors.random import Random
 from sparrow_backends.selectors.window import Window
-
 from sparrow_core.testing import SelectorConformance
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+
 from sparrow_backends.reference import ReferenceBackend
 from sparrow_backends.selectors.mean_landmark import MeanLandmark
-from sparrow_kernels.select_pages.naive import num_pages
-from sparrow_policies.static import StaticConfig, StaticPolicy
-
 from sparrow_core.cache import DecodeBatch, LayerCache, PageSelection, PrefillBatch
 from sparrow_core.mismatch import MismatchStream
 from sparrow_core.schedule import BudgetSchedule
 from sparrow_core.testing import BackendConformance, PolicyConformance, SelectorConformance
+from sparrow_kernels.select_pages.naive import num_pages
+from sparrow_policies.static import StaticConfig, StaticPolicy
 
 
 class ReadsOneSlotTooMany(ReferenceBackend):

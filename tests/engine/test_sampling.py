@@ -24,9 +24,7 @@ def draw(logits: torch.Tensor, params: SamplingParams, keys: list[SampleKey], po
 @pytest.mark.parametrize("temperature", [0.05, 0.6, 1.0, 1.3, 10.0])
 def test_logprobs_are_of_the_untruncated_softmax_at_the_temperature(temperature: float) -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 5
-    out = sample(
-        logits, [SamplingParams(temperature=temperature, top_k=3, top_p=0.5)], [key()], [0], topk_logprobs=50
-    )
+    out = sample(logits, [SamplingParams(temperature=temperature, top_k=3, top_p=0.5)], [key()], [0], topk_logprobs=50)
     expected = torch.log_softmax(logits.double() / temperature, -1)
     torch.testing.assert_close(out.logprobs_B.double(), expected[0, out.ids_B], atol=1e-4, rtol=1e-5)
     assert out.topk_logprobs_BK.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
@@ -114,7 +112,14 @@ def test_logits_that_are_not_finite_name_the_sequence_and_position(bad: float) -
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", 0.0), ("temperature", float("nan")), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -1), ("max_tokens", 0)],
+    [
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_k", -1),
+        ("max_tokens", 0),
+    ],
 )
 def test_parameters_out_of_range_are_named(field: str, value: float) -> None:
     with pytest.raises(InputError, match=field):

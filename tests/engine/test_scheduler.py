@@ -91,9 +91,7 @@ def take_token(scheduler: Scheduler, sequence: SequenceState, finished: list[Seq
         finished.append(sequence)
 
 
-prompt_specs = st.lists(
-    st.tuples(st.integers(1, 14), st.integers(1, 4), st.integers(1, 12)), min_size=1, max_size=4
-)
+prompt_specs = st.lists(st.tuples(st.integers(1, 14), st.integers(1, 4), st.integers(1, 12)), min_size=1, max_size=4)
 
 
 @given(prompts=prompt_specs, page_size=st.integers(1, 5), max_batch=st.integers(1, 5), spare=st.integers(0, 12))

@@ -3,6 +3,7 @@
 import math
 
 import torch
+
 from sparrow_kernels.page_scores.naive import attention_mass, gqa_max_softmax, mean_landmark, quest
 
 S, D, K, G = 4, 8, 2, 3

@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sparrow_kernels.paged_append.naive import append, decode_slots, filled_pages, prefill_slots
 
 TABLE = torch.tensor([[5, 2, 9], [7, 1, -1], [-1, -1, -1]], dtype=torch.int32)

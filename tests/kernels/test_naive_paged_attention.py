@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparrow_kernels.paged_attention.naive import dense_pages, merge_lse, paged_decode, paged_prefill
 
 from sparrow_core.testing import PagedCase, assert_close, attend, paged_cases
 from sparrow_core.testing.paged import (
@@ -17,6 +16,7 @@ from sparrow_core.testing.paged import (
     page_tables,
     poisoned_cache,
 )
+from sparrow_kernels.paged_attention.naive import dense_pages, merge_lse, paged_decode, paged_prefill
 
 
 def decode(

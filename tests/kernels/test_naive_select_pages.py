@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sparrow_kernels.select_pages.naive import num_pages, select_pages
 
 NAN, INF = torch.nan, torch.inf

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from sparrow_kernels.select_pages.naive import select_pages
 
 from sparrow_core.cache import DecodeBatch, LayerCache, PageSelection
 from sparrow_core.contracts import PageSelector
+from sparrow_kernels.select_pages.naive import select_pages
 
 
 class ScoredSelector(PageSelector):

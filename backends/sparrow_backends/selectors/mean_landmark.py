@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from sparrow_kernels.page_scores.naive import mean_landmark
-from sparrow_kernels.paged_attention.naive import math_dtype
 
 from sparrow_backends.selectors.base import ScoredSelector
 from sparrow_core.cache import DecodeBatch, LayerCache
 from sparrow_core.contracts import PluginConfig
+from sparrow_kernels.page_scores.naive import mean_landmark
+from sparrow_kernels.paged_attention.naive import math_dtype
 
 
 class MeanLandmark(ScoredSelector):

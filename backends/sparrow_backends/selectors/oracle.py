@@ -11,11 +11,11 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from sparrow_kernels.page_scores.naive import attention_mass
 
 from sparrow_backends.selectors.base import ScoredSelector
 from sparrow_core.cache import DecodeBatch, LayerCache
 from sparrow_core.contracts import PluginConfig
+from sparrow_kernels.page_scores.naive import attention_mass
 
 
 class Oracle(ScoredSelector):

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from sparrow_kernels.page_scores.naive import quest
-from sparrow_kernels.paged_attention.naive import math_dtype
 
 from sparrow_backends.selectors.base import ScoredSelector
 from sparrow_core.cache import DecodeBatch, LayerCache
 from sparrow_core.contracts import PluginConfig
+from sparrow_kernels.page_scores.naive import quest
+from sparrow_kernels.paged_attention.naive import math_dtype
 
 
 class Quest(ScoredSelector):
