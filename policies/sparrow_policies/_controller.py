@@ -7,7 +7,7 @@ observation (x_i, y_i) with standard error s_i says of another budget
     y(x) = y_i - slope (x - x_i)      with variance  s_i^2 + (slope_error (x - x_i))^2
 
 and observations are averaged with weight_i / variance. Far observations count for little, and two near ones
-on either side of tau pin the answer between them whatever the true slope.
+on either side of tau pin the answer between them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _KEPT = 8
 """Observations remembered per bin."""
 _SURPRISE = 3.0
 """An observation this many standard errors off the prediction means that the model changed."""
+_ANY_SLOPE_ERROR = 0.6
+"""Standard error of the slope in that comparison: an unusual slope is not a change."""
 
 _Floats = NDArray[np.float64]
 
@@ -74,18 +76,18 @@ class BinModel:
         """With one more observation; older ones fade by its tokens, and are dropped when it contradicts them."""
         new = Evidence(math.log2(pages), _log_loss(reading.tail), _error(reading, rule.z), 1.0)
         if self.evidence:
-            mean, error = self.predict(np.array([new.x]))
+            mean, error = self.predict(np.array([new.x]), _ANY_SLOPE_ERROR)
             if abs(new.y - mean[0]) > _SURPRISE * math.hypot(new.error, error[0]):
                 return BinModel((new,))
         fade = 2.0 ** (-reading.tokens / rule.half_life_tokens)
         old = [replace(e, weight=e.weight * fade) for e in self.evidence]
         return BinModel((*old[-(_KEPT - 1) :], new))
 
-    def predict(self, x: _Floats) -> tuple[_Floats, _Floats]:
+    def predict(self, x: _Floats, slope_error: float = SLOPE_ERROR) -> tuple[_Floats, _Floats]:
         """Mean and standard error of y at each of ``x``, ``[n]`` each. Needs evidence."""
         xs, ys, errors, weights = np.array([(e.x, e.y, e.error, e.weight) for e in self.evidence]).T
         distance = x[:, None] - xs
-        precision = weights / (errors**2 + (SLOPE_ERROR * distance) ** 2)
+        precision = weights / (errors**2 + (slope_error * distance) ** 2)
         total = precision.sum(axis=1)
         mean = (precision * (ys - SLOPE * distance)).sum(axis=1) / total
         return mean, 1 / np.sqrt(total)

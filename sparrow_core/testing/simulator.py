@@ -59,7 +59,7 @@ class SyntheticMismatch:
         return np.where((rng.random(len(lengths)) < self.informative) & (tail < 1), low, high)
 
     def bin_tail(self, index: int, pages: int, *, bin_tokens: int = 2000) -> float:
-        """The exact quantile in a bin whose tokens are spread evenly over its lengths."""
+        """The exact quantile in a bin whose tokens are spread evenly over its lengths; 0.999 stands for all above."""
         lengths = (index * bin_tokens + (np.arange(100) + 0.5) * bin_tokens / 100).astype(np.int64)
         tail = self.token_tail(np.maximum(lengths, 1), np.full(100, pages))
         alpha, sparse = self._alpha(tail), tail < 1

