@@ -26,7 +26,10 @@ COMMANDS = {
     "bench": "sparrow_core.cli.bench:app",
     "demo": "sparrow_core.cli.demo:demo",
 }
-"""Built-in commands; each target is a function (one command) or a typer.Typer (subcommands). Plugins add more in the group sparrow.commands."""
+"""Built-in commands; each target is a function (one command) or a typer.Typer (subcommands).
+
+Plugins add more in the group sparrow.commands.
+"""
 
 _GROUP = "sparrow.commands"
 
@@ -137,8 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The current directory is searched last for plugins named ``pkg.module:Class``.
     """
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    if "" not in sys.path:
+        sys.path.append("")
     try:
         app(args=arguments, prog_name="sparrow")
     except SystemExit as stop:
