@@ -100,9 +100,14 @@ class SparrowAttention(Module):  # type: ignore[misc]
                 f"documents.cu_seqlens ends at {attention_masks.offsets[-1]} but there are {num_tokens} tokens; "
                 "its last entry is the number of tokens"
             )
-        if q_BLNH.is_cuda and q_BLNH.dtype in _VARLEN_DTYPES and q_BLNH.shape[-1] % 8 == 0:
+        if _varlen_serves(q_BLNH):
             return _varlen(q_BLNH, k_BLNH, v_BLNH, attention_masks, scale)
         return _causal_by_document(q_BLNH, k_BLNH, v_BLNH, attention_masks, scale, enable_gqa)
+
+
+def _varlen_serves(q_BLNH: torch.Tensor) -> bool:
+    head_dim = q_BLNH.shape[-1]
+    return q_BLNH.is_cuda and q_BLNH.dtype in _VARLEN_DTYPES and head_dim % 8 == 0 and head_dim <= 256
 
 
 def _causal(
