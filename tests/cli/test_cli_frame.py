@@ -7,12 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from sparrow_core.cli import main
+from sparrow_core.cli import common, main
 from sparrow_core.cli.common import split_arguments
 from sparrow_core.errors import InputError
 
 Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _wide_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are not wrapped, whatever COLUMNS says."""
+    monkeypatch.setattr(common, "console", Console(width=200, highlight=False))
 
 
 def _plugin(root: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str, name: str = "extra") -> None:
