@@ -31,7 +31,7 @@ def cpu(
 
     overrides = [f"model.source={model}", f"rollout.max_batch={batch}", f"rollout.max_tokens={new_tokens}"]
     config = load_config(None, [*overrides, "model.device=cpu", "policy=dense", "rollout.prefill_chunk=2048"])
-    loaded = load_model(config.model.source)
+    loaded = load_model(config.model.source, decode_layout=True)
     result = bench_cpu(
         config,
         loaded,

