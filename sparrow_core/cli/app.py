@@ -25,6 +25,7 @@ COMMANDS = {
     "plugins": "sparrow_core.cli.plugins:plugins",
     "bench": "sparrow_core.cli.bench:app",
     "demo": "sparrow_core.cli.demo:demo",
+    "replay": "sparrow_core.cli.replay:replay",
 }
 """Built-in commands; each target is a function (one command) or a typer.Typer (subcommands).
 
