@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "sparrow_core.cli.bench:app",
     "demo": "sparrow_core.cli.demo:demo",
     "replay": "sparrow_core.cli.replay:replay",
+    "report": "sparrow_core.cli.report:report",
 }
 """Built-in commands; each target is a function (one command) or a typer.Typer (subcommands).
 

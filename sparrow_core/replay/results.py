@@ -82,12 +82,11 @@ def warnings(result: Replay, run: PolicyReplay) -> list[str]:
     """Where the final schedule lies outside the measured budgets, and what that does to its tail."""
     messages = []
     for item in run.final.outside:
-        lo, hi = result.bins.span(item.bin)
-        below = item.asked < item.used
-        error = "smallest, so its true tail is lower" if below else "largest, so its true tail is at least as high"
-        messages.append(
-            f"{run.name} asks for {item.asked} pages in bin {span(lo, hi)}; that of {item.used}, the {error}, is shown"
-        )
+        where = f"{run.name} asks for {item.asked} pages in bin {span(*result.bins.span(item.bin))}"
+        if item.asked < item.used:
+            messages.append(f"{where}; shown is the tail of {item.used}, the fewest measured: the true one is lower")
+        else:
+            messages.append(f"{where}; shown is the tail of {item.used}, the most measured: the true one is no lower")
     return messages
 
 
