@@ -1,8 +1,7 @@
 """Arithmetic that compiled and interpreted kernels share."""
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
-
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -13,8 +12,8 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def dot(a: Any, b: Any, acc: Any, WIDEN: tl.constexpr) -> Any:
+@triton.jit
+def dot(a, b, acc, WIDEN: tl.constexpr):
     """``acc + a @ b``, products exact and sums in float32. ``WIDEN`` (the interpreter's dot knows no bfloat16)
     converts the operands first, which changes no value."""
     if WIDEN:

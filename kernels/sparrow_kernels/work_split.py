@@ -5,41 +5,40 @@ share may cross rows and a row may be shared by programs. Since program and row 
 ``program + row`` names each (program, row) piece uniquely, and the pieces of one row are consecutive.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def active_programs(total_units: Any, num_programs: Any, MIN_UNITS: tl.constexpr) -> Any:
+@triton.jit
+def active_programs(total_units, num_programs, MIN_UNITS: tl.constexpr):
     """Programs that get work, each at least ``MIN_UNITS`` units where there are that many."""
     return tl.minimum(num_programs, tl.maximum(total_units // MIN_UNITS, 1))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def program_start(program: Any, total_units: Any, programs: Any) -> Any:
+@triton.jit
+def program_start(program, total_units, programs):
     """First unit of a program; it ends where the next one starts."""
     return (program.to(tl.int64) * total_units // programs).to(tl.int32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def program_of_unit(unit: Any, total_units: Any, programs: Any) -> Any:
+@triton.jit
+def program_of_unit(unit, total_units, programs):
     """The program whose share holds a unit: the inverse of ``program_start``."""
     return (((unit + 1).to(tl.int64) * programs - 1) // total_units).to(tl.int32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def pick(values: Any, index: Any, at: Any) -> Any:
+@triton.jit
+def pick(values, index, at):
     """``values[at]`` of a vector in registers; ``index`` is its arange."""
     return tl.sum(tl.where(index == at, values, 0), 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def last_to_arrive(arrivals: Any, row: Any, pieces: Any) -> Any:
+@triton.jit
+def last_to_arrive(arrivals, row, pieces):
     """Whether this program is the last of a row's ``pieces``; what the others stored before is then visible.
 
     The last one sets the counter back to 0 for the next launch.

@@ -1,15 +1,15 @@
 """Paged decode attention in Triton: split over the KV pages, one launch, lengths and counts read on the device.
 
-Shapes follow the legend of ``sparrow_core.cache``. Rows (one per sequence and KV head) are cut into tiles of tokens that
-a fixed grid of programs shares evenly, whatever the lengths (``sparrow_kernels.work_split``). A program keeps an online
-softmax (base 2) per row it meets; where a row is shared, the last program to arrive merges the pieces in a fixed order,
-so a repeated launch gives the same bits.
+Shapes follow the legend of ``sparrow_core.cache``. Rows (one per sequence and KV head) are cut into tiles of tokens
+that a fixed grid of programs shares evenly, whatever the lengths (``sparrow_kernels.work_split``). A program keeps an
+online softmax (base 2) per row it meets; where a row is shared, the last program to arrive merges the pieces in a fixed
+order, so a repeated launch gives the same bits.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -100,10 +100,11 @@ def paged_decode(
         the count and slots past a sequence's end are never read into the result. An empty row gives zeros and -inf.
     """
     B, N, D = q_BND.shape
-    P, K, S, _ = k_PKSD.shape
+    _, K, S, _ = k_PKSD.shape
     assert k_PKSD.stride()[1:] == v_PKSD.stride()[1:] == (S * D, D, 1), "pages must be contiguous"
     assert k_PKSD.stride(0) == v_PKSD.stride(0), "keys and values must lie alike"
-    assert q_BND.stride(2) == 1 and pages_BKJ.dtype == lengths_B.dtype == torch.int32
+    assert q_BND.stride(2) == 1
+    assert pages_BKJ.dtype == lengths_B.dtype == torch.int32
     tuning = tuning or tuning_for(D, k_PKSD.dtype)
     programs = programs or num_programs(q_BND.device, tuning.per_processor)
     out = torch.empty(B, N, D, dtype=q_BND.dtype, device=q_BND.device) if out is None else out
@@ -148,31 +149,31 @@ def paged_decode(
     return out, lse
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _decode(
-    q: Any,
-    k: Any,
-    v: Any,
-    pages: Any,
-    counts: Any,
-    lengths: Any,
-    out: Any,
-    lse: Any,
-    partial: Any,
-    arrivals: Any,
-    scale: Any,
-    num_rows: Any,
-    num_pieces: Any,
-    q_b: Any,
-    q_n: Any,
-    pages_b: Any,
-    pages_k: Any,
-    pages_j: Any,
-    counts_b: Any,
-    counts_k: Any,
-    kv_page: Any,
-    out_b: Any,
-    out_n: Any,
+    q,
+    k,
+    v,
+    pages,
+    counts,
+    lengths,
+    out,
+    lse,
+    partial,
+    arrivals,
+    scale,
+    num_rows,
+    num_pieces,
+    q_b,
+    q_n,
+    pages_b,
+    pages_k,
+    pages_j,
+    counts_b,
+    counts_k,
+    kv_page,
+    out_b,
+    out_n,
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -186,7 +187,7 @@ def _decode(
     STAGES: tl.constexpr,
     DENSE: tl.constexpr,
     WIDEN: tl.constexpr,
-) -> None:
+):
     rows = tl.arange(0, ROWS)
     length = tl.load(lengths + rows // K, mask=rows < num_rows, other=0)
     num_pages = (length + S - 1) // S
@@ -218,11 +219,13 @@ def _decode(
         maximum_G = tl.full([GROUP_DOT], _FLOOR, tl.float32)
         sum_G = tl.zeros([GROUP_DOT], tl.float32)
         acc_GD = tl.zeros([GROUP_DOT, D], tl.float32)
-        for at in tl.range(tile - first, tl.minimum(stop, end) - first, num_stages=STAGES):
-            token_T = at * TILE + tl.arange(0, TILE)
+        token_T = (tile - first) * TILE + tl.arange(0, TILE)
+        page_T = tl.load(pages_row + token_T // S * pages_j, mask=token_T < row_tokens, other=0)
+        for _ in tl.range(tl.minimum(stop, end) - tile, num_stages=STAGES):
             live_T = token_T < row_tokens
-            page_T = tl.load(pages_row + token_T // S * pages_j, mask=live_T, other=0).to(tl.int64)
-            offset_T = page_T * kv_page + head * (S * D) + token_T % S * D
+            offset_T = page_T.to(tl.int64) * kv_page + head * (S * D) + token_T % S * D
+            token_T += TILE
+            page_T = tl.load(pages_row + token_T // S * pages_j, mask=token_T < row_tokens, other=0)
             k_TD = tl.load(k + offset_T[:, None] + dims[None, :])
             v_TD = tl.load(v + offset_T[:, None] + dims[None, :], mask=live_T[:, None], other=0.0)
             score_GT = dot(q_GD, tl.trans(k_TD), tl.zeros([GROUP_DOT, TILE], tl.float32), WIDEN) * scale
@@ -250,20 +253,20 @@ def _decode(
         row += 1
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _merge(
-    partial: Any,
-    num_pieces: Any,
-    first: Any,
-    pieces: Any,
-    out_row: Any,
-    lse_row: Any,
-    out_n: Any,
+    partial,
+    num_pieces,
+    first,
+    pieces,
+    out_row,
+    lse_row,
+    out_n,
     G: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     MERGE: tl.constexpr,
-) -> None:
+):
     """Attention of one row from its pieces, ``MERGE`` of them at a time. Loads pass by the first-level cache."""
     group = tl.arange(0, GROUP)
     dims = tl.arange(0, D)
@@ -295,18 +298,18 @@ def _merge(
     _store(out_row, lse_row, out_n, acc_GD, maximum_G, sum_G, group, dims, G)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _store(
-    out_row: Any,
-    lse_row: Any,
-    out_n: Any,
-    acc_GD: Any,
-    maximum_G: Any,
-    sum_G: Any,
-    group: Any,
-    dims: Any,
+    out_row,
+    lse_row,
+    out_n,
+    acc_GD,
+    maximum_G,
+    sum_G,
+    group,
+    dims,
     G: tl.constexpr,
-) -> None:
+):
     empty_G = sum_G == 0.0
     safe_G = tl.where(empty_G, 1.0, sum_G)
     lse_G = tl.where(empty_G, -float("inf"), (maximum_G + tl.log2(safe_G)) * _LN_2)
