@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 from sparrow_core.mismatch import TAIL_LIMIT, fit_tail_beta
@@ -15,7 +16,10 @@ from sparrow_core.report.data import Configuration, Histogram, Loop, Run, StepSc
 from sparrow_core.report.style import MUTED, TAU, new_figure, series_colors
 
 _HISTOGRAM_BINS = 40
-_MOST_LABELS = 8
+_LONG_LABEL = 30
+"""Characters above which a legend has one column; above half of it, two."""
+_LEGEND_ROW = 0.19
+"""Inches."""
 
 
 def tail_by_length(configurations: Sequence[Configuration], runs: Sequence[Run], *, is_grid: bool) -> Figure:
@@ -171,7 +175,7 @@ def has_points(runs: Sequence[Run]) -> bool:
 
 def budgets_over_time(loop: Loop) -> Figure:
     """Pages above, tail below, by observation; one line per length bin that was observed."""
-    figure, _ = new_figure(height=5.2, has_axis=False)
+    figure, _ = new_figure(height=4.8, has_axis=False)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     spans = {b.lo: b.span for o in loop.observations for b in o.bins}
     steps = [o.step for o in loop.observations]
@@ -185,7 +189,8 @@ def budgets_over_time(loop: Loop) -> Figure:
     upper.set_ylim(bottom=0)
     lower.set_ylabel("tail")
     lower.set_xlabel("observation")
-    lower.xaxis.get_major_locator().set_params(integer=True)
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    upper.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(upper, title="context tokens")
     return figure
 
@@ -206,9 +211,14 @@ def _quantile(runs: Sequence[Run]) -> str:
 
 
 def _legend(axis: Axes, title: str | None = None) -> None:
-    """Below the axes, where no line can be hidden by it."""
+    """Below the axes, where it hides no line; the figure grows by its rows."""
     handles, labels = axis.get_legend_handles_labels()
-    columns = 2 if max(map(len, labels), default=0) > 16 else 3 if len(labels) <= _MOST_LABELS else 4
-    axis.figure.legend(
+    longest = max(map(len, labels), default=0)
+    columns = 1 if longest > _LONG_LABEL else 2 if longest > _LONG_LABEL / 2 else 4
+    figure = axis.figure.get_figure(root=True)
+    assert isinstance(figure, Figure)
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * (-(-len(labels) // columns) + bool(title)))
+    figure.legend(
         handles, labels, loc="outside lower center", ncols=columns, title=title, frameon=False, fontsize="small",
+        title_fontsize="small",
     )  # fmt: skip

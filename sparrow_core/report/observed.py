@@ -1,4 +1,4 @@
-"""A closed loop's directory."""
+"""The observations of a policy: a closed loop's directory, or one of a replay's."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ def read(directory: Path, name: str) -> Run:
     rows = sorted(read_observations(directory / OBSERVATIONS), key=lambda row: row.step)
     last = rows[-1]
     loop = Loop(last.policy, last.tau, tuple(_observation(row) for row in rows))
-    schedules = [_schedule(rows[0], f"{last.policy}, step {rows[0].step}")]
+    schedules = [_schedule(rows[0], f"step {rows[0].step}")]
     if rows[0].schedule != last.schedule:
-        schedules.append(_schedule(last, f"{last.policy}, step {last.step}"))
+        schedules.append(_schedule(last, f"step {last.step}"))
     return Run(
         name=name,
-        kind="closed loop",
+        kind="policy over time",
         model="",
         tau=last.tau,
         quantile=None,
         bin_tokens=_width(last),
         bound="lower bound",
         facts=(("policy", last.policy), ("observations", str(len(rows)))),
-        configurations=(Configuration(f"{last.policy}, step {last.step}", tail_bins(last.bins)),),
+        configurations=(Configuration(f"step {last.step}", tail_bins(last.bins)),),
         schedules=tuple(schedules),
         loop=loop,
     )

@@ -10,14 +10,14 @@ from sparrow_core.report.data import Configuration, Run, TailBin
 from sparrow_core.report.sections import Plot, PlotSection
 from sparrow_core.trace.trace_set import tool_version
 
-_COLUMNS = ("run", "configuration", "context tokens", "tokens", "tail", "95 % interval", "mean", "kept", "meets tau")
+_COLUMNS = ("run", "configuration", "context tokens", "tokens", "tail", "interval", "mean", "kept", "meets tau")
 
 
 def page(runs: Sequence[Run], sections: Sequence[PlotSection], svgs: dict[str, str]) -> str:
     """The whole document; ``svgs`` holds each plot's element by its name."""
     names = ["Runs", *(section.heading for section in sections), "All numbers"]
     links = "".join(f'<li><a href="#{_anchor(name)}">{escape(name)}</a></li>' for name in names)
-    title = "Sparrow report: " + ", ".join(dict.fromkeys(run.name for run in runs))
+    title = f"Sparrow report: {runs[0].name}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
     parts = [_runs(runs), *(_section(section, svgs) for section in sections), _table(runs)]
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -32,7 +32,7 @@ def page(runs: Sequence[Run], sections: Sequence[PlotSection], svgs: dict[str, s
 <body>
 <a class="skip" href="#{_anchor("Runs")}">Skip to the report</a>
 <header>
-<div class="top"><h1>{escape(title)}</h1><button id="theme" type="button" hidden>Light or dark</button></div>
+<div class="top"><h1>Sparrow report</h1><button id="theme" type="button" hidden>Light or dark</button></div>
 <p class="soft">How far sparse attention moves the next-token distribution from the dense one, by context length.
 Acceptance is 1 when both are the same; its lower tail should stay at tau or above.</p>
 <nav aria-label="Sections"><ul>{links}</ul></nav>

@@ -39,8 +39,8 @@ def plot_sections(runs: Sequence[Run]) -> list[PlotSection]:
 def _tails(runs: Sequence[Run]) -> PlotSection:
     plots = list(_tail_plots(runs))
     intro = (
-        "The tail is a low quantile of the per-token acceptance in one bin of context lengths. Shaded: 95 % "
-        "confidence interval where it was estimated. A budget is safe where its line stays above tau."
+        "The tail is a low quantile of the per-token acceptance in one bin of context lengths. Shaded: its "
+        "confidence interval. A budget is safe where its line stays above tau."
     )
     missing = "No tail was measured; sparrow measure and sparrow calibrate do so."
     return PlotSection("Tail by length", intro, tuple(plots), missing)
@@ -97,8 +97,8 @@ def _histograms(runs: Sequence[Run]) -> PlotSection:
     ]
     intro = (
         "Most tokens are all but unchanged by sparse attention (acceptance above 0.999) and are left out. The rest "
-        "follow a Beta distribution scaled to [0, 0.999]; KS is the largest gap between its distribution function and "
-        "the measured one."
+        "(bars) follow a Beta distribution scaled to [0, 0.999] (line); KS is the largest gap between its distribution "
+        "function and the measured one."
     )
     missing = "No traces with dense scores are in these runs; sparrow measure and sparrow calibrate write them."
     return PlotSection("Acceptance histogram", intro, tuple(plots), missing)

@@ -48,7 +48,7 @@ _SETTINGS: dict[Any, Any] = {
 def new_figure(*, height: float = ..., has_axis: Literal[True] = ...) -> tuple[Figure, Axes]: ...
 @overload
 def new_figure(*, height: float = ..., has_axis: Literal[False]) -> tuple[Figure, None]: ...
-def new_figure(*, height: float = 4.2, has_axis: bool = True) -> tuple[Figure, Axes | None]:
+def new_figure(*, height: float = 3.6, has_axis: bool = True) -> tuple[Figure, Axes | None]:
     """A figure as wide as a phone's screen can show with readable text; call within ``drawing()``."""
     figure = Figure(figsize=(5.6, height), layout="constrained")
     FigureCanvasAgg(figure)
