@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny, field_validator
 
@@ -17,7 +18,7 @@ CostPlugin = Annotated[SerializeAsAny[PluginConfig], PluginOf("sparrow.cost_mode
 class ReplayConfig(Section):
     """What to replay. Keys that are null take what the traces were recorded with."""
 
-    policies: tuple[PolicyPlugin, ...] = Field(min_length=1, description="policies to compare")
+    policies: tuple[PolicyPlugin, ...] = Field(description="policies to compare")
     taus: tuple[float, ...] | None = Field(None, description="run each policy that has a tau once for each of these")
     selector: str | None = Field(None, description="whose traces to take, where there are several selectors'")
     acceptance: Kind = Field("lower", description="bound of the acceptance that the tail is taken of")
@@ -33,6 +34,18 @@ class ReplayConfig(Section):
     cost: CostPlugin | None = Field(None, description="cost model; null counts pages per token")
     cost_batch: int = Field(32, ge=1, description="sequences per decode step that the cost model assumes")
     output: str = Field("runs/replay", min_length=1, description="directory of the results")
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _one_policy_is_a_list_of_one(cls, policies: Any) -> Any:
+        return [policies] if isinstance(policies, str | Mapping) else policies
+
+    @field_validator("policies")
+    @classmethod
+    def _some_policy(cls, policies: tuple[PluginConfig, ...]) -> tuple[PluginConfig, ...]:
+        if not policies:
+            raise InputError("must name at least one policy")
+        return policies
 
     @field_validator("taus")
     @classmethod

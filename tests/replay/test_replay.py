@@ -78,7 +78,7 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_units(tmp_path_factory.mktemp("units"), BUDGETS, prompts=8)
 
 
-def _replayer(units: Path, policies: list[Any], **settings: Any) -> Replayer:
+def _replayer(units: Path, policies: Any, **settings: Any) -> Replayer:
     config = validate(ReplayConfig, {"policies": policies, **settings})
     return Replayer(config, load_recordings(units))
 
@@ -159,7 +159,13 @@ def test_a_policy_that_raises_is_named_and_its_observations_are_kept(units: Path
         pytest.param({"policies": ["by_sequence"]}, "decides by sequence", id="policy by sequence"),
         pytest.param({"policies": ["dense"], "acceptance": "exact"}, "hold bounds only", id="no exact acceptance"),
         pytest.param({"policies": ["dense"], "taus": [0.9, 1.2]}, "between 0 and 1", id="tau out of range"),
-        pytest.param({"policies": []}, "policies", id="no policy"),
+        pytest.param({"policies": []}, "must name at least one policy", id="no policy"),
+        pytest.param({}, "policies is missing; set policies=", id="policies missing"),
+        pytest.param(
+            {"policies": [{"type": CLOSED_LOOP, "tau": 1.4}]},
+            r"^configuration: policies\[0\]\.tau=1\.4",
+            id="bad policy",
+        ),
         pytest.param({"policies": ["dence"]}, "did you mean 'dense'", id="unknown policy"),
         pytest.param({"policies": [{"type": "static", "pages": 2}]}, "at least 4 pages", id="too few pages"),
         pytest.param(
@@ -172,6 +178,11 @@ def test_a_policy_that_raises_is_named_and_its_observations_are_kept(units: Path
 def test_bad_settings_are_refused(units: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Replayer(validate(ReplayConfig, settings), load_recordings(units))
+
+
+def test_one_policy_needs_no_list(units: Path) -> None:
+    assert [name for name, _ in _replayer(units, {"type": "static", "pages": 8}).policies] == ["static pages=8"]
+    assert [name for name, _ in _replayer(units, "dense").policies] == ["dense"]
 
 
 def test_a_preset_with_wider_bins_replays_on_narrower_ones(units: Path) -> None:
