@@ -21,7 +21,7 @@ class ReplayConfig(Section):
     policies: tuple[PolicyPlugin, ...] = Field(description="policies to compare")
     taus: tuple[float, ...] | None = Field(None, description="run each policy that has a tau once for each of these")
     selector: str | None = Field(None, description="whose traces to take, where there are several selectors'")
-    acceptance: Kind = Field("lower", description="bound of the acceptance that the tail is taken of")
+    acceptance: Kind | None = Field(None, description="bound of the acceptance that the tail is taken of")
     tau: float | None = Field(None, gt=0, lt=1, description="threshold of policies that have none of their own")
     bin_tokens: int | None = Field(None, ge=1, description="context tokens per length bin")
     num_bins: int | None = Field(None, ge=1, description="the last bin is open-ended")

@@ -99,10 +99,10 @@ class Replayer:
             config.quantile or float(recorded["quantile"]),
         )
         self._tau = config.tau or float(recorded["tau"])
-        self._check_acceptance()
+        self.acceptance = self._acceptance()
         self._predictor = Predictor(recordings, self.bins)
         self._cost = _cost_model(config, recordings)
-        self.policies = _named(_expanded(config, self.bins))
+        self.policies = _named(_expanded(config, self.bins, self.acceptance))
         for name, policy in self.policies:
             self._build(name, policy)
 
@@ -112,7 +112,7 @@ class Replayer:
         dense = BudgetSchedule((DENSE_PAGES,), page_size=self.recordings.meta.page_size, sink_pages=0, recent_pages=1)
         unit = "pages" if self._cost is None else self._cost.unit
         dense_cost = self._cost_per_token(dense)
-        return Replay(self.recordings, self.bins, self.config.acceptance, unit, dense_cost, runs)
+        return Replay(self.recordings, self.bins, self.acceptance, unit, dense_cost, runs)
 
     def _run(self, name: str, config: PluginConfig, on_observation: OnObservation | None) -> PolicyReplay:
         policy = self._build(name, config)
@@ -171,12 +171,16 @@ class Replayer:
         policy.schedule()
         return policy
 
-    def _check_acceptance(self) -> None:
+    def _acceptance(self) -> Kind:
+        if self.config.acceptance is None:
+            wanted = self.recordings.meta.config.get("mismatch", {}).get("exact", False)
+            return "exact" if wanted and self.recordings.has_exact else "lower"
         if self.config.acceptance == "exact" and not self.recordings.has_exact:
             raise InputError(
                 f"acceptance='exact' but the traces in {self.recordings.source!r} hold bounds only; "
                 "record them with mismatch.exact=true, or set acceptance=lower"
             )
+        return self.config.acceptance
 
 
 def _observe(name: str, policy: SparsityPolicy, stream: MismatchStream, step: int) -> None:
@@ -190,14 +194,14 @@ def _observe(name: str, policy: SparsityPolicy, stream: MismatchStream, step: in
         ) from error
 
 
-def _expanded(config: ReplayConfig, bins: Bins) -> list[PluginConfig]:
+def _expanded(config: ReplayConfig, bins: Bins, acceptance: Kind) -> list[PluginConfig]:
     """The policies, once per tau where they have one, with the replay's bins where they were given none."""
     expanded = []
     for policy in config.policies:
         has_tau = "tau" in type(policy).model_fields
         for tau in config.taus if config.taus is not None and has_tau else [None]:
             given = {} if tau is None else {"tau": tau}
-            expanded.append(_fitted(policy, given, bins, config.acceptance))
+            expanded.append(_fitted(policy, given, bins, acceptance))
     return expanded
 
 

@@ -63,6 +63,7 @@ class StatsRow(_File):
     tokens: int
     mean: float | None
     tail_lower: float | None
+    tail_exact: float | None = None
     tail_interval: tuple[float, float] | None
     kept_fraction: float | None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from sparrow_core.report.calibrated import pages_of
 from sparrow_core.report.data import Configuration, Loop, Observation, Run, StepSchedule
 from sparrow_core.report.files import OBSERVATIONS, ObservationRow, read_observations
-from sparrow_core.report.measured import tail_bins
+from sparrow_core.report.measured import has_exact, tail_bins
 
 
 def read(directory: Path, name: str) -> Run:
@@ -25,7 +25,7 @@ def read(directory: Path, name: str) -> Run:
         tau=last.tau,
         quantile=None,
         bin_tokens=_width(last),
-        bound="lower bound",
+        bound="exact" if has_exact(last.bins) else "lower bound",
         facts=(("policy", last.policy), ("observations", str(len(rows)))),
         configurations=(Configuration(f"step {last.step}", tail_bins(last.bins)),),
         schedules=tuple(schedules),

@@ -61,11 +61,12 @@ def _tail_plots(runs: Sequence[Run]) -> Iterator[Plot]:
             )
     singles = [run for run in runs if not run.is_grid]
     named = [figures.named(run, c) for run in singles for c in run.configurations]
+    bounds = ", ".join(sorted({run.bound for run in singles}))
     if any(c.worst_tail is not None for c in named):
         yield Plot(
             "tail-runs",
             "Tail by length of each run",
-            "Tail of the acceptance (lower bound) by context length; worst bin: "
+            f"Tail of the acceptance ({bounds}) by context length; worst bin: "
             + "; ".join(f"{c.label} {c.worst_tail:.3f}" for c in named if c.worst_tail is not None)
             + ".",
             lambda: figures.tail_by_length(named, singles, is_grid=False),

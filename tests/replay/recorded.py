@@ -43,6 +43,7 @@ def trace(
     tokens: int = 1900,
     acceptance: Acceptance = MODEL.sample,
     scored: bool = True,
+    exact: bool = False,
     temperature: float = 1.0,
 ) -> Trace:
     """One response of ``tokens`` tokens after a prompt of ``start``, drawn under ``budget`` pages."""
@@ -50,6 +51,7 @@ def trace(
     num_pages = -(-lengths // 16)
     values = acceptance(lengths, np.full(tokens, budget), np.random.default_rng([prompt, sample]))
     lower = torch.tensor(values, dtype=torch.float32).clamp(0, 1)
+    upper = (lower + 0.1).clamp(max=1)
     zeros = torch.zeros(tokens)
     return Trace(
         key=SampleKey(seed=0, step=0, prompt=prompt, sample=sample),
@@ -64,7 +66,7 @@ def trace(
         top_p=1.0,
         top_k=0,
         policy_version=0,
-        dense=DenseScores(zeros, lower, (lower + 0.002).clamp(max=1)) if scored else None,
+        dense=DenseScores(zeros, lower, upper, (lower + upper) / 2 if exact else None) if scored else None,
     )
 
 

@@ -20,7 +20,8 @@ from sparrow_core.replay.config import ReplayConfig
 from sparrow_core.replay.recordings import load_recordings
 from sparrow_core.replay.replay import PolicyReplay, Replayer
 from sparrow_core.schedule import BudgetSchedule
-from tests.replay.recorded import MODEL, write_units
+from sparrow_core.trace import TraceSet
+from tests.replay.recorded import MODEL, meta, trace, write_units
 
 CLOSED_LOOP = "sparrow_policies.tail_threshold:TailThresholdPolicy"
 COST_OPTIMAL = "sparrow_policies.cost_optimal:CostOptimalPolicy"
@@ -178,6 +179,16 @@ def test_a_policy_that_raises_is_named_and_its_observations_are_kept(units: Path
 def test_bad_settings_are_refused(units: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Replayer(validate(ReplayConfig, settings), load_recordings(units))
+
+
+def test_traces_recorded_for_exact_tails_are_judged_by_them(tmp_path: Path) -> None:
+    config = {"mismatch": {"bin_tokens": 500, "num_bins": 4, "quantile": 0.05, "tau": 0.86, "exact": True}}
+    TraceSet([trace(16, exact=True)], meta(policy="static", config=config)).save(tmp_path)
+    result = _replayer(tmp_path, [{"type": "static", "pages": 16}]).run()
+    final = result.runs[0].final
+    assert result.acceptance == "exact"
+    assert _replayer(tmp_path, [{"type": CLOSED_LOOP}]).policies[0][1].acceptance == "exact"  # type: ignore[attr-defined]
+    assert final.tails("lower")[3] < final.tails("exact")[3] < final.tails("upper")[3]
 
 
 def test_one_policy_needs_no_list(units: Path) -> None:

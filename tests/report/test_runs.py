@@ -46,6 +46,15 @@ def test_a_measured_run_is_read_from_its_traces(run_dirs: dict[str, Path]) -> No
     assert run.histograms[0].sketch.count == expected.total
 
 
+def test_exact_tails_are_shown_where_they_were_asked_for(tmp_path: Path) -> None:
+    config = {"mismatch": {"bin_tokens": 500, "num_bins": 4, "exact": True}, "policy": {"type": "static", "pages": 8}}
+    TraceSet([trace(8, exact=True)], meta(policy="static", config=config)).save(tmp_path)
+    (run,) = read_runs([tmp_path])
+    stream = TraceSet.load(tmp_path).mismatch(bin_tokens=500, num_bins=4)
+    assert run.bound == "exact"
+    assert [b.tail for b in run.configurations[0].bins] == [b.tail_exact for b in stream.bins()]
+
+
 def test_a_directory_of_runs_gives_each_of_them(run_dirs: dict[str, Path]) -> None:
     runs = read_runs([run_dirs["replay"]])
     assert [run.name for run in runs] == ["replay/0-TailThresholdPolicy-tau-0.8", "replay/1-static-pages-16"]
