@@ -203,6 +203,31 @@ def prefill_append(
         )
 
 
+def write_landmarks(
+    marks_BKMD: torch.Tensor,
+    landmarks_PKMD: torch.Tensor,
+    page_table_BW: torch.Tensor,
+    lengths_B: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Store each sequence's given landmarks at its last page where that page is full; other rows write nothing."""
+    B, K, M, D = marks_BKMD.shape
+    assert marks_BKMD.is_contiguous()
+    assert landmarks_PKMD.stride()[1:] == (M * D, D, 1)
+    _write_landmarks[(B,)](
+        marks_BKMD,
+        landmarks_PKMD,
+        page_table_BW,
+        lengths_B,
+        landmarks_PKMD.stride(0),
+        page_table_BW.stride(0),
+        S=page_size,
+        SIZE=K * M * D,
+        BLOCK=triton.next_power_of_2(K * M * D),
+        num_warps=4,
+    )
+
+
 def _check(k_PKSD: torch.Tensor, v_PKSD: torch.Tensor, landmarks_PKMD: torch.Tensor, landmark: LandmarkKind) -> None:
     _, _, S, D = k_PKSD.shape
     assert k_PKSD.stride() == v_PKSD.stride(), "keys and values must lie alike"
@@ -425,3 +450,17 @@ def _prefill_landmarks(
     _write_marks(
         key_SD.to(tl.float32), slots < S, landmarks + page * landmarks_page + head * (M * D) + dims, D, S, VECTORS
     )
+
+
+@triton.jit
+def _write_landmarks(
+    marks, landmarks, table, lengths, landmarks_page, table_b, S: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    b = tl.program_id(0).to(tl.int64)
+    length = tl.load(lengths + b)
+    if (length == 0) | (length % S != 0):
+        return
+    page = tl.load(table + b * table_b + length // S - 1).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    values = tl.load(marks + b * SIZE + at, mask=at < SIZE)
+    tl.store(landmarks + page * landmarks_page + at, values.to(landmarks.dtype.element_ty), mask=at < SIZE)

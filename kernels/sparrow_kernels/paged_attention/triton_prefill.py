@@ -1,7 +1,7 @@
 """Paged prefill attention in Triton: packed causal chunks over their whole paged context.
 
-Shapes follow the legend of ``sparrow_core.cache``. One program per block of a chunk's queries and query head; programs of
-the heads of a group run side by side, so their pages are read from memory once.
+Shapes follow the legend of ``sparrow_core.cache``. One program per block of a chunk's queries and query head; programs
+of the heads of a group run side by side, so their pages are read from memory once.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
