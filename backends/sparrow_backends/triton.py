@@ -3,7 +3,7 @@
 Config: ``type: triton``.
 
 Lengths, counts, budgets and page tables are read on the device and every launch has a fixed grid, so a captured step
-Lengths, counts, budgets and page tables are read on the device and every launch has a fixed grid, so a captured step
+follows whatever its tensors hold. Scratch space grows in ``plan``; older scratch stays alive for graphs that hold it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,453 @@
+"""Kernel timings on one CUDA device: ours beside FlashInfer and beside the byte floor, in one run.
+
+usage: python benchmarks/kernels.py OUT.json [--sweep] [--no-flashinfer] [--only PREFIX]
+
+Each figure is the time of one call inside a CUDA graph of several calls, the median over replays; competitors are
+replayed in turn. Working sets are many times the second-level cache, or the calls of a graph rotate over copies that
+are. ``--sweep`` also times every candidate tuning, from which the tables of ``tuning_for`` were chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from sparrow_kernels.paged_append.triton import QKNormRope, decode_append, decode_norm_rope_append
+from sparrow_kernels.paged_attention import triton as attention
+from sparrow_kernels.paged_attention.triton_prefill import paged_prefill
+from sparrow_kernels.select_pages import triton as selection
+from sparrow_kernels.work_split import num_programs
+
+BANDWIDTH = 4.3e12
+"""Bytes per second of a large device-to-device copy on the H200: the floor every row is compared with."""
+DEVICE = torch.device("cuda")
+DTYPE = torch.bfloat16
+SIZE, HEADS, DIM = 16, 8, 128
+"""Tokens per page, KV heads, head dim: those of Qwen3."""
+REPLAYS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One decode step of one layer."""
+
+    name: str
+    batch: int
+    length: int
+    group: int
+    pages: int = 0
+    """Selected pages; 0 for dense."""
+    spread: bool = False
+    """Lengths spread evenly over 0 to ``length`` instead of all equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    case: str
+    microseconds: dict[str, float]
+    floor: float
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+DENSE = [
+    Case("dense B16 16K g2", 16, 16384, 2),
+    Case("dense B16 32K g4", 16, 32768, 4),
+    Case("dense B32 16K g2", 32, 16384, 2),
+    Case("dense B32 32K g4", 32, 32768, 4),
+    Case("dense B64 16K g2", 64, 16384, 2),
+    Case("dense B36 spread 32K g5", 36, 32768, 5, spread=True),
+    Case("dense B64 spread 32K g2", 64, 32768, 2, spread=True),
+]
+SELECTED = [
+    Case("selected B16 253 g4", 16, 32768, 4, 253),
+    Case("selected B32 224 g2", 32, 16384, 2, 224),
+    Case("selected B64 224 g2", 64, 16384, 2, 224),
+    Case("selected B16 224 g2", 16, 16384, 2, 224),
+    Case("selected B64 spread 224 g2", 64, 32768, 2, 224, spread=True),
+]
+SWEPT = {"dense B32 16K g2", "dense B16 32K g4", "selected B16 253 g4", "selected B32 224 g2"}
+SWEPT |= {"select B16 2048 g4", "select B32 1024 g2"}
+SELECT = [
+    Case("select B16 2048 g4", 16, 32768, 4, 256),
+    Case("select B32 1024 g2", 32, 16384, 2, 224),
+    Case("select B32 2048 g2", 32, 32768, 2, 256),
+    Case("select B64 1024 g2", 64, 16384, 2, 224),
+    Case("select B64 spread 2048 g2", 64, 32768, 2, 224, spread=True),
+]
+
+
+def graph_of(calls: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
+
+
+def timed(competitors: dict[str, list[Callable[[], Any]]]) -> dict[str, float]:
+    """Microseconds per call of each competitor, medians of replays taken in turn."""
+    graphs = {name: graph_of(calls) for name, calls in competitors.items()}
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    for replay in range(REPLAYS + 2):
+        for name, graph in graphs.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if replay >= 2:
+                samples[name].append(start.elapsed_time(end) * 1000 / len(competitors[name]))
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def lengths_of(case: Case) -> torch.Tensor:
+    if not case.spread:
+        return torch.full((case.batch,), case.length, dtype=torch.int32, device=DEVICE)
+    steps = torch.arange(1, case.batch + 1, device=DEVICE, dtype=torch.float64)
+    return (steps * case.length / case.batch).int()
+
+
+class Pool:
+    """A shuffled pool that holds every page of a batch."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        self.lengths_B = lengths_of(case)
+        self.count_B = (self.lengths_B + SIZE - 1) // SIZE
+        self.width = -(-case.length // SIZE)
+        total = int(self.count_B.sum())
+        order = torch.randperm(total, device=DEVICE, dtype=torch.int32)
+        starts_B = self.count_B.cumsum(0) - self.count_B
+        at_BW = (starts_B[:, None] + torch.arange(self.width, device=DEVICE)).clamp(max=total - 1)
+        self.table_BW = order[at_BW].contiguous()
+        shape = (total, HEADS, SIZE, DIM)
+        self.k = torch.randn(shape, device=DEVICE, dtype=DTYPE)
+        self.v = torch.randn(shape, device=DEVICE, dtype=DTYPE)
+        self.q_BND = torch.randn(case.batch, HEADS * case.group, DIM, device=DEVICE, dtype=DTYPE)
+
+    def selected(self, budget: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random pages per KV head in ascending logical order, the last one among them."""
+        batch = len(self.lengths_B)
+        scores_BKW = torch.rand(batch, HEADS, self.width, device=DEVICE)
+        budgets_B = torch.full((batch,), budget, dtype=torch.int32, device=DEVICE)
+        return selection.select_pages(
+            scores_BKW,
+            self.table_BW,
+            self.lengths_B,
+            budgets_B,
+            page_size=SIZE,
+            sink_pages=1,
+            recent_pages=2,
+            max_selected=budget,
+        )
+
+
+def tunings() -> list[attention.DecodeTuning]:
+    grid = itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5), (1, 2, 3, 4))
+    fits = []
+    for tile, warps, stages, per in grid:
+        shared = 2 * tile * DIM * 2 * (stages - 1) * per
+        if 90_000 <= shared <= 215_000 and (tile, warps) in ((32, 2), (32, 4), (64, 4), (128, 8), (128, 4)):
+            fits.append(attention.DecodeTuning(tile, warps, stages, per))
+    return fits
+
+
+def our_decode(
+    case: Case, pool: Pool, pages: torch.Tensor, counts: torch.Tensor | None, tuning: attention.DecodeTuning
+) -> tuple[Callable[[], Any], torch.Tensor]:
+    programs = num_programs(DEVICE, tuning.per_processor)
+    workspace = attention.decode_workspace(case.batch * HEADS, case.group, DIM, DEVICE, programs)
+    out, lse = torch.empty_like(pool.q_BND), torch.empty(pool.q_BND.shape[:2], device=DEVICE)
+
+    def call() -> None:
+        attention.paged_decode(
+            pool.q_BND,
+            pool.k,
+            pool.v,
+            pages,
+            counts,
+            pool.lengths_B,
+            DIM**-0.5,
+            out=out,
+            lse=lse,
+            workspace=workspace,
+            tuning=tuning,
+            programs=programs,
+        )
+
+    return call, out
+
+
+class FlashInfer:
+    def __init__(self) -> None:
+        import flashinfer
+
+        self.module: Any = flashinfer
+        self.version = flashinfer.__version__
+        self.keep: list[Any] = []
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        pages: torch.Tensor,
+        counts: torch.Tensor,
+        last: torch.Tensor,
+        tensor_cores: bool,
+    ) -> tuple[Callable[[], Any], torch.Tensor]:
+        """Planned at the exact lengths, with a workspace of its own; ``run`` alone is timed. Also its output."""
+        rows = len(counts)
+        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int().cpu()
+        workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=DEVICE)
+        wrapper = self.module.BatchDecodeWithPagedKVCacheWrapper(
+            workspace,
+            "HND",
+            use_cuda_graph=True,
+            use_tensor_cores=tensor_cores,
+            paged_kv_indptr_buffer=torch.zeros(rows + 1, dtype=torch.int32, device=DEVICE),
+            paged_kv_indices_buffer=torch.zeros(len(pages), dtype=torch.int32, device=DEVICE),
+            paged_kv_last_page_len_buffer=torch.zeros(rows, dtype=torch.int32, device=DEVICE),
+        )
+        wrapper.plan(
+            offsets, pages.int(), last.int().cpu(), q.shape[1], k.shape[1], DIM, SIZE, q_data_type=DTYPE,
+            kv_data_type=DTYPE,
+        )  # fmt: skip
+        out = torch.empty_like(q)
+        self.keep.append(wrapper)
+        return lambda: wrapper.run(q, (k, v), out=out), out
+
+
+def decode_row(case: Case, flashinfer: FlashInfer | None, sweep: bool) -> Row:
+    pool = Pool(case)
+    last_B = (pool.lengths_B - 1) % SIZE + 1
+    if case.pages:
+        pages_BKJ, counts_BK = pool.selected(case.pages)
+        counts: torch.Tensor | None = counts_BK
+        kept = int(counts_BK.sum())
+    else:
+        pages_BKJ = pool.table_BW[:, None].expand(-1, HEADS, -1)
+        counts, kept = None, int(pool.count_B.sum()) * HEADS
+    call, out = our_decode(case, pool, pages_BKJ, counts, attention.tuning_for(DIM, DTYPE))
+    competitors: dict[str, list[Callable[[], Any]]] = {"ours": [call] * 4}
+    theirs: dict[str, torch.Tensor] = {}
+    if flashinfer is not None:
+        if case.pages:
+            heads_K1 = torch.arange(HEADS, device=DEVICE)[:, None]
+            live = torch.arange(case.pages, device=DEVICE) < counts_BK[..., None]
+            args = (
+                pool.q_BND.view(-1, case.group, DIM),
+                pool.k.flatten(0, 1)[:, None],
+                pool.v.flatten(0, 1)[:, None],
+                (pages_BKJ * HEADS + heads_K1)[live],
+                counts_BK.flatten(),
+                last_B.repeat_interleave(HEADS),
+            )
+        else:
+            live = torch.arange(pool.width, device=DEVICE) < pool.count_B[:, None]
+            args = (pool.q_BND, pool.k, pool.v, pool.table_BW[live], pool.count_B, last_B)
+        for cores in ("tensor", "cuda") if case.group != 5 else ("tensor",):
+            run, theirs[f"flashinfer {cores} cores"] = flashinfer.decode(*args, cores == "tensor")
+            competitors[f"flashinfer {cores} cores"] = [run] * 4
+    times = timed(competitors)
+    errors = {
+        name: float((other.view_as(out).double() - out.double()).norm() / out.double().norm())
+        for name, other in theirs.items()
+    }
+    if flashinfer is not None:
+        flashinfer.keep.clear()
+    extra: dict[str, Any] = {"difference": errors}
+    if sweep and case.name in SWEPT:
+        extra["sweep"] = sweep_decode(case, pool, pages_BKJ, counts, out.clone())
+    bytes_moved = kept * SIZE * DIM * 2 * 2
+    return Row(case.name, times, bytes_moved / BANDWIDTH * 1e6, {**asdict(case), **extra, "bytes": bytes_moved})
+
+
+def sweep_decode(
+    case: Case, pool: Pool, pages: torch.Tensor, counts: torch.Tensor | None, expected: torch.Tensor
+) -> list[dict[str, Any]]:
+    results = []
+    for tuning in tunings():
+        try:
+            call, out = our_decode(case, pool, pages, counts, tuning)
+            call()
+            error = float((out.double() - expected.double()).norm() / expected.double().norm())
+            results.append({**asdict(tuning), "us": timed({"x": [call] * 4})["x"], "difference": error})
+        except triton.runtime.errors.OutOfResources as problem:
+            results.append({**asdict(tuning), "error": str(problem)})
+    return sorted(results, key=lambda result: float(result.get("us", 1e9)))
+
+
+def select_row(case: Case, sweep: bool, kind: selection.ScoreKind = "mean") -> Row:
+    torch.manual_seed(0)
+    lengths_B = lengths_of(case)
+    width, copies = -(-case.length // SIZE), 6
+    vectors = {"mean": 1, "quest": 2}[kind]
+    shape = (case.batch * width, HEADS, vectors, DIM)
+    marks = [torch.randn(shape, device=DEVICE, dtype=DTYPE) for _ in range(copies)]
+    table_BW = torch.randperm(case.batch * width, device=DEVICE).view(case.batch, width).int()
+    q_BND = torch.randn(case.batch, HEADS * case.group, DIM, device=DEVICE, dtype=DTYPE)
+    budgets_B = torch.full((case.batch,), case.pages, dtype=torch.int32, device=DEVICE)
+    workspace = selection.select_workspace(case.batch * HEADS, width, DEVICE)
+    out = (
+        torch.empty(case.batch, HEADS, case.pages, dtype=torch.int32, device=DEVICE),
+        torch.empty(case.batch, HEADS, dtype=torch.int32, device=DEVICE),
+    )
+    rule = {"page_size": SIZE, "sink_pages": 1, "recent_pages": 2, "max_selected": case.pages}
+
+    def calls(tuning: selection.SelectTuning) -> list[Callable[[], Any]]:
+        def one(copy: torch.Tensor) -> Callable[[], Any]:
+            return lambda: selection.select_by_landmarks(
+                q_BND, copy, table_BW, lengths_B, budgets_B, kind=kind, out=out, workspace=workspace, tuning=tuning,
+                **rule,
+            )  # fmt: skip
+
+        return [one(copy) for copy in marks]
+
+    scores_BKW = torch.randn(case.batch, HEADS, width, device=DEVICE)
+    alone = [lambda: selection.select_pages(scores_BKW, table_BW, lengths_B, budgets_B, **rule)] * 6
+    topk = [lambda: scores_BKW.topk(case.pages, dim=-1)] * 6
+    times = timed(
+        {"ours": calls(selection.tuning_for(DIM, vectors)), "selection alone": alone, "torch.topk alone": topk}
+    )
+    count_B = (lengths_B + SIZE - 1) // SIZE
+    scanned = int((count_B - 2).where(count_B > case.pages, 0).sum()) * HEADS * DIM * vectors * 2
+    floor = scanned / BANDWIDTH * 1e6
+    extra: dict[str, Any] = {**asdict(case), "kind": kind, "bytes": scanned, "bar": 1.3 * floor + 6}
+    if sweep and case.name in SWEPT:
+        extra["sweep"] = sorted(
+            (
+                {**asdict(tuning), "us": timed({"x": calls(tuning)})["x"]}
+                for tuning in (
+                    selection.SelectTuning(chunk, warps, per)
+                    for chunk, warps, per in itertools.product((16, 32, 64, 128), (4, 8), (2, 4, 8, 16))
+                    if chunk * DIM // (32 * warps) <= 128
+                )
+            ),
+            key=lambda result: float(result["us"]),
+        )
+    return Row(case.name + ("" if kind == "mean" else " " + kind), times, floor, extra)
+
+
+def append_row(case: Case) -> Row:
+    pool = Pool(Case(case.name, case.batch, 4096, case.group))
+    marks = torch.empty(len(pool.k), HEADS, 1, DIM, device=DEVICE, dtype=DTYPE)
+    qkv = torch.randn(case.batch, (case.group + 2) * HEADS, DIM, device=DEVICE, dtype=DTYPE)
+    q, k, v = qkv.split([case.group * HEADS, HEADS, HEADS], 1)
+    weight = torch.ones(DIM, device=DEVICE, dtype=DTYPE)
+    cos_sin = torch.randn(40960, 2 * DIM, device=DEVICE)
+    place = (pool.k, pool.v, marks, pool.table_BW, pool.lengths_B)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    normed, rotated = QKNormRope(cos_sin, weight, weight), QKNormRope(cos_sin)
+    times = timed(
+        {
+            "append": [lambda: decode_append(k, v, *place, "mean")] * 20,
+            "rope, append": [lambda: decode_norm_rope_append(q, k, v, *place, "mean", rotated, out=out)] * 20,
+            "norm, rope, append": [lambda: decode_norm_rope_append(q, k, v, *place, "mean", normed, out=out)] * 20,
+        }
+    )
+    moved = qkv.numel() * 2 * 2 + case.batch * HEADS * DIM * 2 * (SIZE + 1)
+    return Row(case.name, times, moved / BANDWIDTH * 1e6, asdict(case))
+
+
+def prefill_row(batch: int, chunk: int, context: int, group: int, flashinfer: FlashInfer | None) -> Row:
+    case = Case(f"prefill B{batch} chunk {chunk} context {context} g{group}", batch, context, group)
+    pool = Pool(case)
+    offsets = (torch.arange(batch + 1, device=DEVICE) * chunk).int()
+    q_TND = torch.randn(batch * chunk, HEADS * group, DIM, device=DEVICE, dtype=DTYPE)
+
+    def ours() -> torch.Tensor:
+        return paged_prefill(q_TND, pool.k, pool.v, offsets, pool.lengths_B, pool.table_BW, DIM**-0.5, chunk)
+
+    competitors: dict[str, list[Callable[[], Any]]] = {"ours": [ours]}
+    difference = 0.0
+    if flashinfer is not None:
+        wrapper = flashinfer.module.BatchPrefillWithPagedKVCacheWrapper(
+            torch.zeros(512 << 20, dtype=torch.uint8, device=DEVICE), "HND", backend="fa2"
+        )
+        count_B = pool.count_B.cpu()
+        wrapper.plan(
+            offsets.cpu(), torch.cat([count_B.new_zeros(1), count_B.cumsum(0)]).int(), pool.table_BW.flatten(),
+            ((pool.lengths_B - 1) % SIZE + 1).cpu(), HEADS * group, HEADS, DIM, SIZE, causal=True, q_data_type=DTYPE,
+            kv_data_type=DTYPE,
+        )  # fmt: skip
+        other = wrapper.run(q_TND, (pool.k, pool.v))
+        mine = ours()
+        difference = float((other.double() - mine.double()).norm() / mine.double().norm())
+        flashinfer.keep.append(wrapper)
+        competitors["flashinfer"] = [lambda: wrapper.run(q_TND, (pool.k, pool.v))]
+    times = timed(competitors)
+    seen = sum(context - chunk + i + 1 for i in range(chunk))
+    flops = batch * HEADS * group * seen * DIM * 4
+    return Row(case.name, times, flops / 790e12 * 1e6, {"flops": flops, "difference": difference})
+
+
+def copy_bandwidth() -> float:
+    source = torch.randn(1 << 30, device=DEVICE, dtype=DTYPE)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 2 / timed({"copy": [lambda: target.copy_(source)] * 2})["copy"] * 1e6
+
+
+def show(row: Row) -> None:
+    times = ", ".join(f"{name} {time:.1f}" for name, time in row.microseconds.items())
+    print(f"{row.case}: floor {row.floor:.1f} us, bar {row.extra.get('bar', 0):.1f}; {times}", flush=True)
+    if row.extra.get("difference"):
+        print("   difference", row.extra["difference"], flush=True)
+    for result in row.extra.get("sweep", [])[:5]:
+        print("   ", result, flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--no-flashinfer", action="store_true")
+    parser.add_argument("--only", default="")
+    options = parser.parse_args(arguments)
+    flashinfer = None if options.no_flashinfer else FlashInfer()
+    jobs: list[tuple[str, Callable[[], Row]]] = [
+        *((case.name, lambda case=case: select_row(case, options.sweep)) for case in SELECT),
+        ("quest", lambda: select_row(SELECT[1], False, "quest")),
+        *((case.name, lambda case=case: decode_row(case, flashinfer, options.sweep)) for case in SELECTED + DENSE),
+        *(
+            (name, lambda name=name, batch=batch, group=group: append_row(Case(name, batch, 4096, group)))
+            for name, batch, group in (("append B16 g4", 16, 4), ("append B32 g2", 32, 2), ("append B64 g2", 64, 2))
+        ),
+        ("prefill", lambda: prefill_row(8, 1024, 1024, 2, flashinfer)),
+        ("prefill", lambda: prefill_row(1, 2048, 16384, 4, flashinfer)),
+    ]
+    rows = []
+    result: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "flashinfer": flashinfer.version if flashinfer else None,
+        "copy_bandwidth": copy_bandwidth(),
+    }
+    print(result, flush=True)
+    for name, job in jobs:
+        if name.startswith(options.only):
+            rows.append(job())
+            show(rows[-1])
+            result["rows"] = [asdict(row) for row in rows]
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
