@@ -104,6 +104,14 @@ def check_layout(schedule: BudgetSchedule, layout: SparseLayout, origin: str) ->
         raise InputError(f"{origin} was made for {made}, but {given}; set {fix} or use another schedule")
 
 
+def check_origin(file: ScheduleFile, model: str, selector: str, origin: str) -> None:
+    """Raises InputError when ``file`` was made for another model or selector; ``origin`` names it."""
+    pairs = [("model", file.model, model), ("selector", file.selector, selector)]
+    differing = [f"{key} {made!r}, not {used!r}" for key, made, used in pairs if made.lower() != used.lower()]
+    if differing:
+        raise InputError(f"{origin} was made for {' and '.join(differing)}; calibrate for this model and selector")
+
+
 def _check_pages(pages: list[int], file: _File, source: str) -> None:
     least = file.sink_pages + file.recent_pages + 1
     for index, count in enumerate(pages):

@@ -21,6 +21,9 @@ from sparrow_core.errors import InputError, PluginError
 COMMANDS = {
     "rollout": "sparrow_core.cli.rollout:rollout",
     "measure": "sparrow_core.cli.rollout:measure",
+    "calibrate": "sparrow_core.cli.calibrate:calibrate",
+    "schedule": "sparrow_core.cli.schedule:app",
+    "cost": "sparrow_core.cli.cost:app",
     "convert": "sparrow_core.cli.convert:convert",
     "plugins": "sparrow_core.cli.plugins:plugins",
     "bench": "sparrow_core.cli.bench:app",

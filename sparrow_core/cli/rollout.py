@@ -76,21 +76,29 @@ def prepare(arguments: list[str] | None) -> tuple[RunConfig, LanguageModel, list
     """Config, model and encoded prompts; everything that can be wrong is checked before anything is generated."""
     from sparrow_core.cli.common import split_arguments
     from sparrow_core.config import load_config
-    from sparrow_core.engine.build import build_policy
+
+    path, overrides = split_arguments(arguments)
+    config = load_config(path, overrides)
+    check_schedule_origin(config)
+    return config, *load_inputs(config)
+
+
+def load_inputs(config: RunConfig, *, needs_room: bool = True) -> tuple[LanguageModel, list[tuple[int, ...]]]:
+    """The model and the encoded prompts.
+
+    Args:
+        needs_room: refuse prompts that leave no room in the context to generate.
+    """
     from sparrow_core.errors import InputError
     from sparrow_core.measure.sample_prompts import long_text_prompts, reasoning_prompts
     from sparrow_core.model import load_model, resolve_device, resolve_dtype
     from sparrow_core.prompts import encode_prompts, read_prompts
 
-    path, overrides = split_arguments(arguments)
-    config = load_config(path, overrides)
-    build_policy(config.policy, config.attention.layout)
     if config.prompts.path is not None:
         prompts = read_prompts(config.prompts.path, field=config.prompts.field, limit=config.prompts.limit)
     else:
-        prompts = (reasoning_prompts(4, config.rollout.seed) + long_text_prompts([2000, 4000, 8000, 16000]))[
-            : config.prompts.limit
-        ]
+        prompts = reasoning_prompts(4, config.rollout.seed) + long_text_prompts([2000, 4000, 8000, 16000])
+        prompts = prompts[: config.prompts.limit]
     model = load_model(
         config.model.source,
         dtype=resolve_dtype(config.model.dtype),
@@ -99,12 +107,23 @@ def prepare(arguments: list[str] | None) -> tuple[RunConfig, LanguageModel, list
     )
     encoded = encode_prompts(prompts, model.tokenizer, chat=config.prompts.chat)
     for prompt, ids in zip(prompts, encoded, strict=True):
-        if len(ids) >= model.context_length:
+        if needs_room and len(ids) >= model.context_length:
             raise InputError(
                 f"{prompt.source} has {len(ids)} tokens but {model.name}'s context is {model.context_length}; "
                 f"shorten it to at most {model.context_length - 1} tokens"
             )
-    return config, model, encoded
+    return model, encoded
+
+
+def check_schedule_origin(config: RunConfig) -> None:
+    """Refuse a schedule file that was made for another model or selector."""
+    from sparrow_core.model import model_name
+    from sparrow_core.schedule_file import check_origin, read_schedule
+
+    file = getattr(config.policy, "file", None)
+    if config.policy.type == "schedule" and file is not None:
+        selector = config.attention.selector.type
+        check_origin(read_schedule(file), model_name(config.model.source), selector, f"policy.file={file!r}")
 
 
 def save_run(config: RunConfig) -> Path:

@@ -71,7 +71,7 @@ class MismatchConfig(Section):
     num_bins: int = Field(20, ge=1, description="the last bin is open-ended")
     quantile: float = Field(0.05, gt=0, lt=1, description="the tail: this quantile of the acceptance in a bin")
     tau: float = Field(0.86, gt=0, lt=1, description="the acceptance that the tail should keep")
-    exact: bool = Field(False, description="also compute the acceptance over the whole vocabulary")
+    exact: bool = Field(True, description="compute the acceptance over the whole vocabulary too, from hidden states")
     confidence: float = Field(0.95, gt=0, lt=1, description="of the tail's confidence interval")
 
 

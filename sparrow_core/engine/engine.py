@@ -122,15 +122,20 @@ class RolloutEngine:
                     f"rollout.num_pages={num_pages} cannot hold the longest request, which needs {needs[0]} pages of "
                     f"{size} tokens; raise rollout.num_pages or lower rollout.max_tokens"
                 )
-        if self._cache is None or self._cache.num_pages < num_pages:
+        self.session_for(num_pages)
+        return num_pages
+
+    def session_for(self, num_pages: int) -> RolloutSession:
+        """The session over a cache of at least ``num_pages`` pages, allocated when there is none that large."""
+        if self._session is None or self._cache is None or self._cache.num_pages < num_pages:
             self._cache = PagedKVCache(
                 self.model.shape,
                 num_pages=num_pages,
-                page_size=size,
+                page_size=self.layout.page_size,
                 landmark_vectors=self._landmark_vectors,
                 dtype=self.model.dtype,
                 device=self.model.device,
             )
             backend, selector = self._make_backend(self._cache)
             self._session = RolloutSession(backend, selector, self._cache, self.layout)
-        return num_pages
+        return self._session

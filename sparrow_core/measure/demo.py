@@ -40,10 +40,11 @@ def run_demo(output: Path, progress: Progress) -> dict[str, Measurement]:
     prompts = demo_prompts(model)
     policies = {"dense": "dense"}
     policies |= {f"{pages} pages": f"{{type: static, pages: {pages}}}" for pages in DEMO_BUDGETS}
-    results = {}
+    results: dict[str, Measurement] = {}
     for name, policy in policies.items():
         config = demo_config(policy)
-        results[name] = measure(config, model, prompts, progress.named(name))
+        noise = results["dense"].noise if results else None
+        results[name] = measure(config, model, prompts, progress.named(name), noise=noise)
         directory = output / name.replace(" ", "-")
         save_config(config, directory)
         results[name].traces.save(directory)

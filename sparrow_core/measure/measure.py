@@ -41,9 +41,18 @@ class Measurement:
 
 
 def measure(
-    config: RunConfig, model: LanguageModel, prompts: Sequence[tuple[int, ...]], progress: Progress
+    config: RunConfig,
+    model: LanguageModel,
+    prompts: Sequence[tuple[int, ...]],
+    progress: Progress,
+    *,
+    noise: NoiseFloor | None = None,
 ) -> Measurement:
-    """Roll out ``prompts`` (token ids) under ``config``, score the traces densely and measure the noise floor."""
+    """Roll out ``prompts`` (token ids) under ``config``, score the traces densely and measure the noise floor.
+
+    Args:
+        noise: the noise floor of this model and backend when it is known already.
+    """
     rollout = config.rollout.model_copy(update={"keep_hidden": config.rollout.keep_hidden or config.mismatch.exact})
     engine = build_engine(model, config.attention, rollout)
     policy = build_policy(config.policy, config.attention.layout)
@@ -57,7 +66,8 @@ def measure(
         bin_tokens=config.mismatch.bin_tokens, num_bins=config.mismatch.num_bins, quantile=config.mismatch.quantile
     )
     policy.observe(stream)
-    noise = measure_noise_floor(config, model, traces, progress)
+    if noise is None:
+        noise = measure_noise_floor(config, model, traces, progress)
     return Measurement(config, trace_set, stream, noise, stats)
 
 

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sparrow_core.measure.measure import Measurement
+from sparrow_core.mismatch.stream import Kind
 
 _MAX_POINTS = 20_000
 
@@ -34,22 +35,24 @@ def plot_tail(results: Mapping[str, Measurement], path: Path) -> None:
     """Lower-tail quantile by length bin, one line per run, with its confidence interval."""
     figure = _figure(width=6.4, height=4.2)
     axis = figure.subplots()
+    exact = all(b.tail_exact is not None for result in results.values() for b in result.bins)
     for name, result in results.items():
         bins = result.bins
         centers = [b.lo + result.stream.bin_tokens / 2 for b in bins]
-        line = axis.plot(
-            centers,
-            [np.nan if b.tail_lower is None else b.tail_lower for b in bins],
-            marker="o",
-            markersize=4,
-            label=name,
-        )[0]
-        low, high = zip(*(b.tail_interval or (np.nan, np.nan) for b in bins), strict=True)
+        kind: Kind = "exact" if exact else "lower"
+        tails = [b.tail_exact if exact else b.tail_lower for b in bins]
+        line = axis.plot(centers, np.array(tails, dtype=float), marker="o", markersize=4, label=name)[0]
+        sketches = [result.stream.sketch(b.lo // result.stream.bin_tokens, kind) for b in bins]
+        intervals = [sketch.tail_confidence(result.stream.quantile) for sketch in sketches]
+        low, high = zip(*intervals, strict=True)
         axis.fill_between(centers, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     first = next(iter(results.values()))
     tau, quantile = first.config.mismatch.tau, first.config.mismatch.quantile
     axis.axhline(tau, color="black", linewidth=1, linestyle="--", label=f"tau = {tau}")
-    axis.set(xlabel="context length (tokens)", ylabel=f"{quantile:.0%} quantile of acceptance (lower bound)")
+    axis.set(
+        xlabel="context length (tokens)",
+        ylabel=f"{quantile:.0%} quantile of acceptance{'' if exact else ' (lower bound)'}",
+    )
     axis.set_title(first.traces.meta.model)
     axis.legend(fontsize=8)
     _save(figure, path)

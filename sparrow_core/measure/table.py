@@ -36,7 +36,9 @@ def comparison_table(results: Mapping[str, Measurement]) -> Table:
     """Tail and kept share by length bin, one pair of columns per run."""
     first = next(iter(results.values()))
     quantile = f"{first.config.mismatch.quantile:.0%}"
-    table = Table(title=f"{first.traces.meta.model}: {quantile} tail of acceptance, and share of tokens attended to")
+    exact = all(b.tail_exact is not None for result in results.values() for b in result.bins)
+    kind = "acceptance" if exact else "acceptance (lower bound)"
+    table = Table(title=f"{first.traces.meta.model}: {quantile} tail of {kind}, and share of tokens attended to")
     table.add_column("context tokens")
     for name in results:
         table.add_column(f"{name}\ntail", justify="right")
@@ -47,7 +49,8 @@ def comparison_table(results: Mapping[str, Measurement]) -> Table:
         for name, result in results.items():
             stats = by_run[name].get(lo)
             span = _span(stats) if stats else span
-            cells.append(_tau(stats.tail_lower, result.config.mismatch.tau) if stats else "-")
+            tail = None if stats is None else stats.tail_exact if exact else stats.tail_lower
+            cells.append(_tau(tail, result.config.mismatch.tau))
             cells.append(f"{stats.kept_fraction:.0%}" if stats and stats.kept_fraction is not None else "-")
         table.add_row(span, *cells)
     return table

@@ -4,7 +4,7 @@ Every import of torchtitan in the project lives in this package.
 """
 
 from sparrow_core.model.attention import AttentionSession, PackedDocuments, SparrowAttention
-from sparrow_core.model.checkpoint import build_random, load_model, resolve_device, resolve_dtype
+from sparrow_core.model.checkpoint import build_random, load_model, model_name, resolve_device, resolve_dtype
 from sparrow_core.model.export import export_model
 from sparrow_core.model.language_model import LanguageModel
 
@@ -16,6 +16,7 @@ __all__ = [
     "build_random",
     "export_model",
     "load_model",
+    "model_name",
     "resolve_device",
     "resolve_dtype",
 ]

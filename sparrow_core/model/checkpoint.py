@@ -58,8 +58,13 @@ def load_model(
     build.fill(module, weights.read(dtype, device), device)
     if decode_layout and device.type == "cpu":
         build.store_column_major(module)
-    name = "SmolLM2-135M-Instruct" if str(source) == SMOLLM2 else Path(str(source)).stem
-    return LanguageModel(module, config, spec, name, read_eos_ids(directory, config), dtype, device, directory)
+    eos_ids = read_eos_ids(directory, config)
+    return LanguageModel(module, config, spec, model_name(source), eos_ids, dtype, device, directory)
+
+
+def model_name(source: str | Path) -> str:
+    """The name a model is known by in results and schedules."""
+    return "SmolLM2-135M-Instruct" if str(source) == SMOLLM2 else Path(str(source)).name.removesuffix(".gguf")
 
 
 def build_random(
