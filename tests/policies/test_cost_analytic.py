@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from sparrow_policies.cost import HARDWARE, MODELS, AnalyticCost, AnalyticEquivalentFlops, ModelShape
-from sparrow_policies.cost.analytic import AnalyticConfig, EquivalentFlopsConfig
 
 from sparrow_core.contracts import SparseLayout
 from sparrow_core.errors import InputError
 from sparrow_core.schedule import DENSE_PAGES, BudgetSchedule
 from sparrow_core.search import bin_costs, trajectory_cost
+from sparrow_policies.cost import HARDWARE, MODELS, AnalyticCost, AnalyticEquivalentFlops, ModelShape
+from sparrow_policies.cost.analytic import AnalyticConfig, EquivalentFlopsConfig
 
 TINY = ModelShape(num_layers=4, num_heads=12, num_kv_heads=4, head_dim=8, parameters=10_000)
 NO_DENSE_LAYERS = SparseLayout(dense_layers=())

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from sparrow_policies.cost import AnalyticCost, MeasuredCost, MeasuredRow, fit_measured, load_measured, save_measured
-from sparrow_policies.cost.analytic import AnalyticConfig
-from sparrow_policies.cost.measured import MeasuredConfig
 
 from sparrow_core.contracts import SparseLayout
 from sparrow_core.errors import InputError
 from sparrow_core.schedule import DENSE_PAGES
+from sparrow_policies.cost import AnalyticCost, MeasuredCost, MeasuredRow, fit_measured, load_measured, save_measured
+from sparrow_policies.cost.analytic import AnalyticConfig
+from sparrow_policies.cost.measured import MeasuredConfig
 
 H200 = AnalyticCost(AnalyticConfig(model="qwen3-4b", overhead_seconds=1e-3, bound="bandwidth"), SparseLayout())
 GRID = [(b, n, p) for b in (4, 16, 32) for n in (2000, 8000, 16000, 32000) for p in (32, 128, 256, None)]

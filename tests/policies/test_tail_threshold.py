@@ -133,7 +133,7 @@ def test_a_bin_without_data_lies_between_its_neighbours():
         policy.observe(simulate(MODEL, policy.schedule(), tokens_per_bin=[2000, 0, 0, 2000, 0], seed=step))
     pages = policy.schedule().pages
     assert policy.unmeasured_bins == (1, 2, 4)
-    assert pages[0] == pages[1] <= pages[2] == pages[3] <= pages[4]
+    assert pages[0] <= pages[1] <= pages[2] == pages[3] < 200
     assert pages[4] == 400
 
 
