@@ -1,4 +1,4 @@
-"""Measured tails by configuration and length bin, on disk: what calibration found and ``cost_optimal`` starts from."""
+"""Measured tails by configuration and length bin, on disk: what ``cost_optimal`` starts from."""
 
 from __future__ import annotations
 
