@@ -1,8 +1,8 @@
 """The cheapest schedule whose measured tail meets tau in every bin, by an exact search over measured budgets.
 
-Tails come from a table (``sparrow_core.search.TailTable``) and from the rollouts themselves, costs from a cost model. After
-every rollout the budgets it used are known better and the search is run again (``sparrow_core.search``). Without a
-table the policy starts from its largest budget and tries the next smaller one in every bin that has tail to spare.
+Tails come from a table (``sparrow_core.search.TailTable``) and from the rollouts themselves, costs from a cost model.
+After every rollout the budgets it used are known better and the search is run again. Without a table
+the policy starts from its largest budget and tries the next smaller one in every bin that has tail to spare.
 A bin in which no budget is known to meet tau is attended to densely, and stays so: ``tail_threshold`` follows a model
 that changes, this policy follows it only where the budgets in use show it.
 """
