@@ -1,11 +1,11 @@
 """Page scoring and selection in Triton: one launch, budgets and lengths read on the device, exact, ties by the rule.
 
 Shapes follow the legend of ``sparrow_core.cache``; the rule is that of ``sparrow_kernels.select_pages.naive``.
-Scores become unsigned integers of the same order; the score of the last page kept is found exactly, two bits at a time,
-by counting; one running sum then places the kept pages in ascending logical order.
+Scores become unsigned integers of the same order. A score that parts the pages kept from the rest is found by counting,
+two bits of it at a time and no more bits than needed; one running sum then places the kept pages in logical order.
 
-``select_by_landmarks`` scores and selects: a fixed grid shares the landmark scan (``sparrow_kernels.work_split``), and
-the last program to finish a row selects its pages while others still scan.
+``select_by_landmarks`` scores and selects: many small programs scan the landmarks, and the last one to finish a row (a
+sequence and KV head) selects its pages while other rows are still scanned.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -18,14 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sparrow_kernels.work_split import (
-    active_programs,
-    last_to_arrive,
-    num_programs,
-    pick,
-    program_of_unit,
-    program_start,
-)
+from sparrow_kernels.work_split import last_to_arrive
 
 ScoreKind = Literal["mean", "quest"]
 
@@ -50,15 +43,15 @@ class SelectTuning:
     """How the scan is cut; has no influence on results."""
 
     chunk: int
-    """Pages scored per step of a program."""
+    """Pages scored at once by a program."""
+    steps: int
+    """Chunks per program, one after another."""
     num_warps: int
-    per_processor: int
-    """Programs per multiprocessor."""
 
 
 def tuning_for(head_dim: int, vectors: int) -> SelectTuning:
     """The tuning by bytes per page."""
-    return SelectTuning(chunk=max(16, 8192 // (head_dim * vectors)), num_warps=4, per_processor=8)
+    return SelectTuning(chunk=max(16, 8192 // (head_dim * vectors)), steps=2, num_warps=4)
 
 
 def select_workspace(num_rows: int, width: int, device: torch.device) -> SelectWorkspace:
@@ -121,14 +114,12 @@ def select_by_landmarks(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     workspace: SelectWorkspace | None = None,
     tuning: SelectTuning | None = None,
-    programs: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``naive.select_pages`` of ``page_scores.naive.mean_landmark`` or ``quest``, fused.
 
     Args:
         kind: "mean": mean query of the group against landmark 0. "quest": landmarks 0 and 1 are minimum and maximum.
         out: int32 pages ``[B, K, J]`` and counts ``[B, K]``, written in place where given.
-        programs: grid size, by default ``tuning.per_processor`` for each multiprocessor.
 
     Returns:
         int32 physical pages ``[B, K, J]`` in ascending logical order, 0 past the count, and int32 counts ``[B, K]``.
@@ -142,11 +133,11 @@ def select_by_landmarks(
     assert q_BND.stride(2) == 1
     assert page_table_BW.stride(1) == 1
     tuning = tuning or tuning_for(D, vectors)
-    programs = programs or num_programs(q_BND.device, tuning.per_processor)
     workspace = workspace or select_workspace(B * K, W, q_BND.device)
     pages_BKJ, counts_BK = out or _results(B, K, max_selected, q_BND.device)
     group = N // K
-    _score_and_select[(programs,)](
+    splits = triton.cdiv(W, tuning.chunk * tuning.steps)
+    _score_and_select[(splits, B * K)](
         q_BND,
         landmarks_PKMD,
         page_table_BW,
@@ -159,7 +150,6 @@ def select_by_landmarks(
         *q_BND.stride()[:2],
         landmarks_PKMD.stride(0),
         page_table_BW.stride(0),
-        B,
         W,
         max_selected,
         K=K,
@@ -170,8 +160,8 @@ def select_by_landmarks(
         S=page_size,
         SINK=sink_pages,
         RECENT=recent_pages,
-        ROWS=max(64, triton.next_power_of_2(B)),
         CHUNK=tuning.chunk,
+        STEPS=tuning.steps,
         BLOCK=_block(W),
         ONE_BLOCK=_block(W) >= W,
         QUEST=kind == "quest",
@@ -241,7 +231,6 @@ def _score_and_select(
     q_n,
     landmarks_page,
     table_b,
-    num_sequences,
     width,
     max_selected,
     K: tl.constexpr,
@@ -252,73 +241,60 @@ def _score_and_select(
     S: tl.constexpr,
     SINK: tl.constexpr,
     RECENT: tl.constexpr,
-    ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
+    STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
     QUEST: tl.constexpr,
 ):
-    sequences = tl.arange(0, ROWS)
-    exists = sequences < num_sequences
-    all_pages = (tl.load(lengths + sequences, mask=exists, other=0) + S - 1) // S
-    all_budgets = tl.minimum(tl.load(budgets + sequences, mask=exists, other=0), max_selected)
-    scored = tl.where(all_pages <= all_budgets, 0, tl.maximum(all_pages - RECENT, 0))
-    units = tl.where(exists, tl.maximum((scored + CHUNK - 1) // CHUNK, 1), 0)
-    ends = tl.cumsum(units, 0) * K
-    total = tl.sum(units, 0) * K
-    programs = active_programs(total, tl.num_programs(0), 1)
-    program = tl.program_id(0)
-    if program >= programs:
+    row = tl.program_id(1).to(tl.int64)
+    b = row // K
+    head = row % K
+    table_row = table + b * table_b
+    page_C = tl.program_id(0) * (CHUNK * STEPS) + tl.arange(0, CHUNK)
+    physical_C = tl.load(table_row + page_C, mask=page_C < width, other=0)
+    num_pages = (tl.load(lengths + b) + S - 1) // S
+    budget = tl.minimum(tl.load(budgets + b), max_selected)
+    q_head = q + b * q_b + head * G * q_n
+    mean_D = _mean_query(q_head, q_n, G, GROUP, D)
+    scored = tl.where(num_pages <= budget, 0, tl.maximum(num_pages - RECENT, 0))
+    pieces = tl.maximum((scored + (CHUNK * STEPS - 1)) // (CHUNK * STEPS), 1)
+    if tl.program_id(0) >= pieces:
         return
-    unit = program_start(program, total, programs)
-    stop = program_start(program + 1, total, programs)
     dims = tl.arange(0, D)
-    while unit < stop:
-        b = tl.sum((ends <= unit).to(tl.int32), 0)
-        row_units = pick(units, sequences, b)
-        row_scored = pick(scored, sequences, b)
-        offset = unit - (pick(ends, sequences, b) - row_units * K)
-        head = offset // row_units
-        first = unit - offset % row_units
-        end = tl.minimum(stop, first + row_units)
-        row = (b * K + head).to(tl.int64)
-        table_row = table + b.to(tl.int64) * table_b
-        q_head = q + b.to(tl.int64) * q_b + head * G * q_n
-        mark_head = landmarks + head * (M * D)
-        mean_D = _mean_query(q_head, q_n, G, GROUP, D)
-        for at in range(unit - first, end - first):
-            page_C = at * CHUNK + tl.arange(0, CHUNK)
-            live_C = page_C < row_scored
-            physical_C = tl.load(table_row + page_C, mask=live_C, other=0).to(tl.int64)
-            mark_CD = mark_head + physical_C[:, None] * landmarks_page + dims[None, :]
-            low_CD = tl.load(mark_CD).to(tl.float32)
-            if QUEST:
-                high_CD = tl.load(mark_CD + D).to(tl.float32)
-                score_C = tl.full([CHUNK], -float("inf"), tl.float32)
-                for g in tl.static_range(G):
-                    q_D = tl.load(q_head + g * q_n + dims).to(tl.float32)
-                    bound_CD = tl.where(q_D[None, :] > 0, high_CD, low_CD) * q_D[None, :]
-                    score_C = tl.maximum(score_C, tl.sum(bound_CD, 1))
-            else:
-                score_C = tl.sum(low_CD * mean_D[None, :], 1)
-            tl.store(scores + row * width + page_C, score_C, mask=live_C)
-        first_program = program_of_unit(first, total, programs)
-        pieces = program_of_unit(first + row_units - 1, total, programs) - first_program + 1
-        if last_to_arrive(arrivals, row, pieces):
-            _select_row(
-                scores + row * width,
-                table_row,
-                pages + row * max_selected,
-                counts + row,
-                pick(all_pages, sequences, b),
-                pick(all_budgets, sequences, b),
-                max_selected,
-                SINK,
-                RECENT,
-                BLOCK,
-                ONE_BLOCK,
-            )
-        unit = end
+    mark_head = landmarks + head * (M * D) + dims[None, :]
+    for step in tl.static_range(STEPS):
+        live_C = page_C < scored
+        mark_CD = mark_head + tl.where(live_C, physical_C, 0).to(tl.int64)[:, None] * landmarks_page
+        low_CD = tl.load(mark_CD, mask=live_C[:, None], other=0.0).to(tl.float32)
+        next_C = page_C + CHUNK
+        if step + 1 < STEPS:
+            physical_C = tl.load(table_row + next_C, mask=next_C < width, other=0)
+        if QUEST:
+            high_CD = tl.load(mark_CD + D, mask=live_C[:, None], other=0.0).to(tl.float32)
+            score_C = tl.full([CHUNK], -float("inf"), tl.float32)
+            for g in tl.static_range(G):
+                q_D = tl.load(q_head + g * q_n + dims).to(tl.float32)
+                bound_CD = tl.where(q_D[None, :] > 0, high_CD, low_CD) * q_D[None, :]
+                score_C = tl.maximum(score_C, tl.sum(bound_CD, 1))
+        else:
+            score_C = tl.sum(low_CD * mean_D[None, :], 1)
+        tl.store(scores + row * width + page_C, score_C, mask=live_C)
+        page_C = next_C
+    if last_to_arrive(arrivals, row, pieces):
+        _select_row(
+            scores + row * width,
+            table_row,
+            pages + row * max_selected,
+            counts + row,
+            num_pages,
+            budget,
+            max_selected,
+            SINK,
+            RECENT,
+            BLOCK,
+            ONE_BLOCK,
+        )
 
 
 @triton.jit
@@ -345,11 +321,16 @@ def _keys(scores_row, start, num_pages, recent, sink, BLOCK: tl.constexpr):
 
 @triton.jit
 def _at_least(key_W, threshold, step):
-    """How many keys reach each of three thresholds a step apart, in 21 bits each."""
+    """How many keys reach each of three thresholds a step apart; one reduction, 21 bits for each."""
     one = (key_W >= threshold + step).to(tl.int64)
     two = (key_W >= threshold + 2 * step).to(tl.int64)
     three = (key_W >= threshold + 3 * step).to(tl.int64)
-    return tl.sum(one + (two << 21) + (three << 42), 0)
+    packed = tl.sum(one + (two << 21) + (three << 42), 0)
+    return (
+        (packed & 0x1FFFFF).to(tl.int32),
+        ((packed >> 21) & 0x1FFFFF).to(tl.int32),
+        (packed >> 42).to(tl.int32),
+    )
 
 
 @triton.jit
@@ -373,21 +354,24 @@ def _select_row(
     key_W = _keys(scores_row, 0, num_pages, recent, sink, BLOCK)
 
     threshold = tl.full([], 0, tl.uint32)
+    step = tl.full([], 1 << 30, tl.uint32)
+    reached = num_pages
     if every | (kept <= recent + sink):
         threshold = tl.full([], 0xFFFFFFFF, tl.uint32)
-    else:
-        step = tl.full([], 1 << 30, tl.uint32)
-        for _ in range(16):
-            packed = _at_least(key_W, threshold, step)
-            if not ONE_BLOCK:
-                for start in range(BLOCK, num_pages, BLOCK):
-                    more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
-                    packed += _at_least(more_W, threshold, step)
-            digit = ((packed & 0x1FFFFF) >= kept).to(tl.uint32)
-            digit += (((packed >> 21) & 0x1FFFFF) >= kept).to(tl.uint32)
-            digit += ((packed >> 42) >= kept).to(tl.uint32)
-            threshold += digit * step
-            step = step >> 2
+        reached = kept
+    while (reached != kept) & (step != 0):
+        one, two, three = _at_least(key_W, threshold, step)
+        if not ONE_BLOCK:
+            for start in range(BLOCK, num_pages, BLOCK):
+                more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
+                more_one, more_two, more_three = _at_least(more_W, threshold, step)
+                one += more_one
+                two += more_two
+                three += more_three
+        reached = tl.where(three >= kept, three, tl.where(two >= kept, two, tl.where(one >= kept, one, reached)))
+        digit = (one >= kept).to(tl.uint32) + (two >= kept).to(tl.uint32) + (three >= kept).to(tl.uint32)
+        threshold += digit * step
+        step = step >> 2
 
     above = tl.sum((key_W > threshold).to(tl.int32), 0)
     if not ONE_BLOCK:
