@@ -1,6 +1,15 @@
-"""Settings of every test run: no deadline per hypothesis example, since machines and first calls differ."""
+"""Settings of every test run: no deadline per hypothesis example, since machines and first calls differ.
 
+Without a CUDA device Triton interprets its kernels; it must be told before anything imports it.
+"""
+
+import os
+
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("sparrow", deadline=None)
 settings.load_profile("sparrow")
