@@ -11,7 +11,7 @@ import torch
 
 from sparrow_core.cache import AttentionShape, DecodeBatch, PagedKVCache, PageSelection, PrefillBatch
 from sparrow_core.contracts import AttentionBackend, Capabilities, PageSelector, PluginConfig, SparseLayout
-from sparrow_kernels.paged_append.naive import append, decode_slots, filled_pages, prefill_slots
+from sparrow_kernels.paged_append.naive import append, decode_slots, filled_pages, prefill_slots, write
 from sparrow_kernels.paged_attention.naive import dense_pages, paged_decode, paged_prefill
 
 
@@ -53,12 +53,14 @@ class ReferenceBackend(AttentionBackend):
                 *dense_pages(batch.page_table_BW[:, :width], batch.lengths_B, self.cache.shape.num_kv_heads, size)
             )
         self._pages_T, self._slots_T = places
+        self._all_written = bool((self._pages_T >= 0).all())
         self._filled_X = filled_pages(self._pages_T, self._slots_T, size)
         self._batch = batch
 
     def append(self, layer: int, k_TKD: torch.Tensor, v_TKD: torch.Tensor) -> None:
         cache = self.cache.layers[layer]
-        append(k_TKD, v_TKD, cache.k_PKSD, cache.v_PKSD, self._pages_T, self._slots_T)
+        put = write if self._all_written else append
+        put(k_TKD, v_TKD, cache.k_PKSD, cache.v_PKSD, self._pages_T, self._slots_T)
         if cache.landmarks_PKMD.shape[2] and len(self._filled_X):
             marks_XMD = self.selector.landmarks(cache.k_PKSD[self._filled_X].flatten(0, 1))
             marks_PKMD = cache.landmarks_PKMD

@@ -27,7 +27,7 @@ class ModelConfig(Section):
 
 
 class AttentionConfig(Section):
-    backend: BackendPlugin = plugin_field("reference", "how attention over the paged cache is computed")
+    backend: BackendPlugin = plugin_field("sdpa", "how attention over the paged cache is computed")
     selector: SelectorPlugin = plugin_field("mean_landmark", "which pages a sparse layer attends to")
     page_size: int = Field(16, gt=0, description="tokens per KV page")
     sink_pages: int = Field(1, ge=0, description="first pages that are always attended to")

@@ -17,7 +17,7 @@ from sparrow_core.errors import InputError
 
 def test_defaults_need_no_file() -> None:
     config = load_config()
-    assert (config.policy.type, config.attention.backend.type) == ("dense", "reference")
+    assert (config.policy.type, config.attention.backend.type) == ("dense", "sdpa")
     assert config.attention.layout.dense_layers == (0, 1)
 
 

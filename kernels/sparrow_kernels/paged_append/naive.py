@@ -38,9 +38,20 @@ def append(
 ) -> None:
     """Write each token's key and value at ``(pages, slots)`` in place; tokens with page -1 are skipped."""
     written_T = pages_T >= 0
-    pages_T, slots_T = pages_T[written_T], slots_T[written_T]
-    k_PKSD[pages_T, :, slots_T] = k_TKD[written_T].to(k_PKSD.dtype)
-    v_PKSD[pages_T, :, slots_T] = v_TKD[written_T].to(v_PKSD.dtype)
+    write(k_TKD[written_T], v_TKD[written_T], k_PKSD, v_PKSD, pages_T[written_T], slots_T[written_T])
+
+
+def write(
+    k_TKD: torch.Tensor,
+    v_TKD: torch.Tensor,
+    k_PKSD: torch.Tensor,
+    v_PKSD: torch.Tensor,
+    pages_T: torch.Tensor,
+    slots_T: torch.Tensor,
+) -> None:
+    """``append`` where every token has a page."""
+    k_PKSD[pages_T, :, slots_T] = k_TKD.to(k_PKSD.dtype)
+    v_PKSD[pages_T, :, slots_T] = v_TKD.to(v_PKSD.dtype)
 
 
 def filled_pages(pages_T: torch.Tensor, slots_T: torch.Tensor, page_size: int) -> torch.Tensor:

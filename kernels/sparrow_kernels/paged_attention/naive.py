@@ -128,9 +128,13 @@ def _prefill_one(
     k_KGXD = gather_pages(k_PKSD, pages_1KW)[0, :, None, :length].to(dtype).expand(shape_KGXD)
     v_KGXD = gather_pages(v_PKSD, pages_1KW)[0, :, None, :length].to(dtype).expand(shape_KGXD)
     q_KGCD = q_CND.reshape(C, K, N // K, D).permute(1, 2, 0, 3).to(dtype)
-    position_X = torch.arange(length, device=q_CND.device)
-    causal_CX = position_X <= position_X[length - C :, None]
-    out_KGCD = F.scaled_dot_product_attention(q_KGCD, k_KGXD, v_KGXD, attn_mask=causal_CX, scale=scale)
+    causal_CX = None
+    if length > C:
+        position_X = torch.arange(length, device=q_CND.device)
+        causal_CX = position_X <= position_X[length - C :, None]
+    out_KGCD = F.scaled_dot_product_attention(
+        q_KGCD, k_KGXD, v_KGXD, attn_mask=causal_CX, is_causal=causal_CX is None, scale=scale
+    )
     return out_KGCD.permute(2, 0, 1, 3).reshape(C, N, D).to(q_CND.dtype)
 
 
