@@ -10,7 +10,6 @@ are. ``--sweep`` also times every candidate tuning, from which the tables of ``t
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import sys
@@ -165,9 +164,12 @@ DECODE_TUNINGS = [
 ]
 """The best few of 29 that were tried; the rest lost by 1 % to 60 %."""
 SELECT_TUNINGS = [
-    selection.SelectTuning(chunk, steps, warps)
-    for chunk, warps in ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 4), (128, 8))
-    for steps in (1, 2, 4)
+    *(
+        selection.SelectTuning(chunk, steps, warps, 2)
+        for chunk, warps in ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8), (256, 8))
+        for steps in (1, 2, 4)
+    ),
+    *(selection.SelectTuning(128, 1, 4, select_warps) for select_warps in (1, 4, 8)),
 ]
 
 
@@ -307,7 +309,7 @@ def select_row(case: Case, sweep: bool, kind: selection.ScoreKind = "mean") -> R
     table_BW = torch.randperm(case.batch * width, device=DEVICE).view(case.batch, width).int()
     q_BND = torch.randn(case.batch, HEADS * case.group, DIM, device=DEVICE, dtype=DTYPE)
     budgets_B = torch.full((case.batch,), case.pages, dtype=torch.int32, device=DEVICE)
-    workspace = selection.select_workspace(case.batch * HEADS, width, DEVICE)
+    scratch = torch.empty(case.batch * HEADS * width, device=DEVICE)
     out = (
         torch.empty(case.batch, HEADS, case.pages, dtype=torch.int32, device=DEVICE),
         torch.empty(case.batch, HEADS, dtype=torch.int32, device=DEVICE),
@@ -317,7 +319,7 @@ def select_row(case: Case, sweep: bool, kind: selection.ScoreKind = "mean") -> R
     def calls(tuning: selection.SelectTuning) -> list[Callable[[], Any]]:
         def one(copy: torch.Tensor) -> Callable[[], Any]:
             return lambda: selection.select_by_landmarks(
-                q_BND, copy, table_BW, lengths_B, budgets_B, kind=kind, out=out, workspace=workspace, tuning=tuning,
+                q_BND, copy, table_BW, lengths_B, budgets_B, kind=kind, out=out, scratch=scratch, tuning=tuning,
                 **rule,
             )  # fmt: skip
 
@@ -327,7 +329,7 @@ def select_row(case: Case, sweep: bool, kind: selection.ScoreKind = "mean") -> R
     alone = [lambda: selection.select_pages(scores_BKW, table_BW, lengths_B, budgets_B, **rule)] * 6
     topk = [lambda: scores_BKW.topk(case.pages, dim=-1)] * 6
     times = timed(
-        {"ours": calls(selection.tuning_for(DIM, vectors)), "selection alone": alone, "torch.topk alone": topk}
+        {"ours": calls(selection.tuning_for(DIM, vectors, width)), "selection alone": alone, "torch.topk alone": topk}
     )
     count_B = (lengths_B + SIZE - 1) // SIZE
     scanned = int((count_B - 2).where(count_B > case.pages, 0).sum()) * HEADS * DIM * vectors * 2

@@ -14,7 +14,6 @@ from sparrow_kernels.select_pages.triton import (
     SelectTuning,
     select_by_landmarks,
     select_pages,
-    select_workspace,
 )
 
 CUDA = torch.cuda.is_available()
@@ -104,7 +103,7 @@ def test_by_landmarks(kind: ScoreKind, dtype: torch.dtype, group: int, device: t
     budgets_B = torch.tensor(budgets, dtype=torch.int32, device=device)
     rule = {"max_selected": 20, **RULE}
     pages_BKJ, counts_BK = select_by_landmarks(
-        q_BND, marks, table_BW, lengths_B, budgets_B, kind=kind, tuning=SelectTuning(16, 2, 4), **rule
+        q_BND, marks, table_BW, lengths_B, budgets_B, kind=kind, tuning=SelectTuning(16, 2, 4, 1), **rule
     )
     score = {"mean": page_scores.mean_landmark, "quest": page_scores.quest}[kind]
     scores_BKW = score(q_BND.double(), marks.double(), table_BW, lengths_B, 16)
@@ -147,11 +146,11 @@ def test_a_captured_launch_follows_lengths_and_budgets(device: torch.device) -> 
     marks, table_BW, lengths_B = landmark_pool(most, 8, 1, 128, torch.bfloat16, device)
     q_BND = torch.randn(4, 16, 128, dtype=torch.bfloat16, device=device)
     budgets_B = torch.full((4,), 200, dtype=torch.int32, device=device)
-    workspace = select_workspace(32, table_BW.shape[1], device)
+    scratch = torch.empty(32 * table_BW.shape[1], device=device)
     rule = {"max_selected": 256, **RULE}
 
     def select() -> tuple[torch.Tensor, torch.Tensor]:
-        return select_by_landmarks(q_BND, marks, table_BW, lengths_B, budgets_B, workspace=workspace, **rule)
+        return select_by_landmarks(q_BND, marks, table_BW, lengths_B, budgets_B, scratch=scratch, **rule)
 
     select()
     graph = torch.cuda.CUDAGraph()
@@ -167,4 +166,3 @@ def test_a_captured_launch_follows_lengths_and_budgets(device: torch.device) -> 
         assert torch.equal(captured[1], expected_BK)
         if not torch.equal(captured[0], expected_BKJ):
             assert_ties(captured[0], expected_BKJ, expected_BK, scores_BKW, table_BW)
-        assert not workspace.arrivals.any()

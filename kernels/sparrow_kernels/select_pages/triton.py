@@ -1,11 +1,12 @@
-"""Page scoring and selection in Triton: one launch, budgets and lengths read on the device, exact, ties by the rule.
+"""Page scoring and selection in Triton: budgets and lengths read on the device, exact, ties by the rule.
 
 Shapes follow the legend of ``sparrow_core.cache``; the rule is that of ``sparrow_kernels.select_pages.naive``.
-Scores become unsigned integers of the same order. A score that parts the pages kept from the rest is found by counting,
-two bits of it at a time and no more bits than needed; one running sum then places the kept pages in logical order.
+Scores become unsigned integers of the same order. A value that parts the pages kept from the rest is found by counting
+how many scores reach two guesses at a time, no further than needed; one running sum then places the kept pages in
+logical order.
 
-``select_by_landmarks`` scores and selects: many small programs scan the landmarks, and the last one to finish a row (a
-sequence and KV head) selects its pages while other rows are still scanned.
+``select_by_landmarks`` is two launches: many programs scan the landmarks, then one small program per row (a sequence
+and KV head) selects. On Hopper and newer the second is launched early and prepares while the first still runs.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -18,48 +19,40 @@ import torch
 import triton
 import triton.language as tl
 
-from sparrow_kernels.work_split import last_to_arrive
+from sparrow_kernels.early_launch import launch_dependents, overlaps_launches, wait_for_previous
 
 ScoreKind = Literal["mean", "quest"]
 
 _FORCED = tl.constexpr(0xFFFFFFFF)
 """Key of a forced page, above that of any score."""
+_OCTAVE = tl.constexpr(1 << 23)
+"""Distance of the keys of a number and its double."""
 _MAX_BLOCK = 4096
-"""Pages of a row that are held in registers; longer rows are read again for every digit."""
-
-
-@dataclass(frozen=True, slots=True)
-class SelectWorkspace:
-    """Scratch of ``select_by_landmarks``; one per stream, reusable by calls of its size or smaller."""
-
-    scores: torch.Tensor
-    """float32 ``[B * K * W]``."""
-    arrivals: torch.Tensor
-    """int32 zeros ``[B * K]``; every launch leaves zeros behind."""
+"""Pages of a row that are held in registers; longer rows are read again for every guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectTuning:
-    """How the scan is cut; has no influence on results."""
+    """How the work is cut; has no influence on results."""
 
     chunk: int
     """Pages scored at once by a program."""
     steps: int
     """Chunks per program, one after another."""
     num_warps: int
+    """Warps of a program that scores."""
+    select_warps: int
+    """Warps of a program that selects."""
 
 
-def tuning_for(head_dim: int, vectors: int) -> SelectTuning:
-    """The tuning by bytes per page."""
-    return SelectTuning(chunk=max(16, 8192 // (head_dim * vectors)), steps=2, num_warps=4)
+def tuning_for(head_dim: int, vectors: int, width: int) -> SelectTuning:
+    """The tuning by landmark bytes per page and pages per row."""
+    chunk = max(16, 16384 // (head_dim * vectors))
+    return SelectTuning(chunk=chunk, steps=2, num_warps=4, select_warps=_select_warps(width))
 
 
-def select_workspace(num_rows: int, width: int, device: torch.device) -> SelectWorkspace:
-    """Scratch for up to ``num_rows = B * K`` rows of ``width`` pages."""
-    return SelectWorkspace(
-        scores=torch.empty(num_rows * width, dtype=torch.float32, device=device),
-        arrivals=torch.zeros(num_rows, dtype=torch.int32, device=device),
-    )
+def _select_warps(width: int) -> int:
+    return max(1, _block(width) // 1024)
 
 
 def select_pages(
@@ -88,13 +81,9 @@ def select_pages(
         page_table_BW.stride(0),
         W,
         max_selected,
-        K=K,
-        S=page_size,
-        SINK=sink_pages,
-        RECENT=recent_pages,
-        BLOCK=_block(W),
-        ONE_BLOCK=_block(W) >= W,
-        num_warps=4,
+        **_rule(W, page_size, sink_pages, recent_pages),
+        EARLY=False,
+        num_warps=_select_warps(W),
     )
     return pages_BKJ, counts_BK
 
@@ -112,7 +101,7 @@ def select_by_landmarks(
     recent_pages: int,
     max_selected: int,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    workspace: SelectWorkspace | None = None,
+    scratch: torch.Tensor | None = None,
     tuning: SelectTuning | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``naive.select_pages`` of ``page_scores.naive.mean_landmark`` or ``quest``, fused.
@@ -120,6 +109,7 @@ def select_by_landmarks(
     Args:
         kind: "mean": mean query of the group against landmark 0. "quest": landmarks 0 and 1 are minimum and maximum.
         out: int32 pages ``[B, K, J]`` and counts ``[B, K]``, written in place where given.
+        scratch: float32, at least ``B * K * W`` entries; one per stream.
 
     Returns:
         int32 physical pages ``[B, K, J]`` in ascending logical order, 0 past the count, and int32 counts ``[B, K]``.
@@ -132,42 +122,61 @@ def select_by_landmarks(
     assert landmarks_PKMD.stride()[1:] == (M * D, D, 1), "landmarks must be contiguous"
     assert q_BND.stride(2) == 1
     assert page_table_BW.stride(1) == 1
-    tuning = tuning or tuning_for(D, vectors)
-    workspace = workspace or select_workspace(B * K, W, q_BND.device)
+    tuning = tuning or tuning_for(D, vectors, W)
+    scores = torch.empty(B * K * W, dtype=torch.float32, device=q_BND.device) if scratch is None else scratch
+    assert scores.numel() >= B * K * W
     pages_BKJ, counts_BK = out or _results(B, K, max_selected, q_BND.device)
-    group = N // K
-    splits = triton.cdiv(W, tuning.chunk * tuning.steps)
-    _score_and_select[(splits, B * K)](
+    early = overlaps_launches(q_BND.device)
+    _score[(K, triton.cdiv(W, tuning.chunk * tuning.steps), B)](
         q_BND,
         landmarks_PKMD,
         page_table_BW,
         lengths_B,
         budgets_B,
-        workspace.scores,
-        workspace.arrivals,
-        pages_BKJ,
-        counts_BK,
+        scores,
         *q_BND.stride()[:2],
         landmarks_PKMD.stride(0),
         page_table_BW.stride(0),
         W,
         max_selected,
-        K=K,
-        G=group,
-        GROUP=triton.next_power_of_2(group),
+        G=N // K,
+        GROUP=triton.next_power_of_2(N // K),
         M=M,
         D=D,
         S=page_size,
-        SINK=sink_pages,
         RECENT=recent_pages,
         CHUNK=tuning.chunk,
         STEPS=tuning.steps,
-        BLOCK=_block(W),
-        ONE_BLOCK=_block(W) >= W,
         QUEST=kind == "quest",
+        EARLY=early,
         num_warps=tuning.num_warps,
     )
+    _select[(K, B)](
+        scores,
+        page_table_BW,
+        lengths_B,
+        budgets_B,
+        pages_BKJ,
+        counts_BK,
+        page_table_BW.stride(0),
+        W,
+        max_selected,
+        **_rule(W, page_size, sink_pages, recent_pages),
+        EARLY=early,
+        num_warps=tuning.select_warps,
+        **({"launch_pdl": True} if early else {}),
+    )
     return pages_BKJ, counts_BK
+
+
+def _rule(width: int, page_size: int, sink_pages: int, recent_pages: int) -> dict[str, int | bool]:
+    return {
+        "S": page_size,
+        "SINK": sink_pages,
+        "RECENT": recent_pages,
+        "BLOCK": _block(width),
+        "ONE_BLOCK": _block(width) >= width,
+    }
 
 
 def _results(B: int, K: int, J: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,89 +189,49 @@ def _block(width: int) -> int:
 
 
 @triton.jit
-def _select(
-    scores,
-    table,
-    lengths,
-    budgets,
-    pages,
-    counts,
-    table_b,
-    width,
-    max_selected,
-    K: tl.constexpr,
-    S: tl.constexpr,
-    SINK: tl.constexpr,
-    RECENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
-):
-    b = tl.program_id(1)
-    row = (b * K + tl.program_id(0)).to(tl.int64)
-    num_pages = (tl.load(lengths + b) + S - 1) // S
-    budget = tl.minimum(tl.load(budgets + b), max_selected)
-    _select_row(
-        scores + row * width,
-        table + b.to(tl.int64) * table_b,
-        pages + row * max_selected,
-        counts + row,
-        num_pages,
-        budget,
-        max_selected,
-        SINK,
-        RECENT,
-        BLOCK,
-        ONE_BLOCK,
-    )
-
-
-@triton.jit
-def _score_and_select(
+def _score(
     q,
     landmarks,
     table,
     lengths,
     budgets,
     scores,
-    arrivals,
-    pages,
-    counts,
     q_b,
     q_n,
     landmarks_page,
     table_b,
     width,
     max_selected,
-    K: tl.constexpr,
     G: tl.constexpr,
     GROUP: tl.constexpr,
     M: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
-    SINK: tl.constexpr,
     RECENT: tl.constexpr,
     CHUNK: tl.constexpr,
     STEPS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
     QUEST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    row = tl.program_id(1).to(tl.int64)
-    b = row // K
-    head = row % K
+    """Scores of some pages of one row. The heads of a page, neighbors in memory, are read by neighboring programs."""
+    if EARLY:
+        launch_dependents()
+    head = tl.program_id(0)
+    b = tl.program_id(2).to(tl.int64)
+    first = tl.program_id(1) * (CHUNK * STEPS)
     table_row = table + b * table_b
-    page_C = tl.program_id(0) * (CHUNK * STEPS) + tl.arange(0, CHUNK)
+    page_C = first + tl.arange(0, CHUNK)
     physical_C = tl.load(table_row + page_C, mask=page_C < width, other=0)
     num_pages = (tl.load(lengths + b) + S - 1) // S
     budget = tl.minimum(tl.load(budgets + b), max_selected)
     q_head = q + b * q_b + head * G * q_n
     mean_D = _mean_query(q_head, q_n, G, GROUP, D)
-    scored = tl.where(num_pages <= budget, 0, tl.maximum(num_pages - RECENT, 0))
-    pieces = tl.maximum((scored + (CHUNK * STEPS - 1)) // (CHUNK * STEPS), 1)
-    if tl.program_id(0) >= pieces:
+    scored = tl.where(num_pages <= budget, 0, num_pages - RECENT)
+    if first >= scored:
         return
     dims = tl.arange(0, D)
     mark_head = landmarks + head * (M * D) + dims[None, :]
+    scores_row = scores + (b * tl.num_programs(0) + head) * width
     for step in tl.static_range(STEPS):
         live_C = page_C < scored
         mark_CD = mark_head + tl.where(live_C, physical_C, 0).to(tl.int64)[:, None] * landmarks_page
@@ -279,22 +248,8 @@ def _score_and_select(
                 score_C = tl.maximum(score_C, tl.sum(bound_CD, 1))
         else:
             score_C = tl.sum(low_CD * mean_D[None, :], 1)
-        tl.store(scores + row * width + page_C, score_C, mask=live_C)
+        tl.store(scores_row + page_C, score_C, mask=live_C)
         page_C = next_C
-    if last_to_arrive(arrivals, row, pieces):
-        _select_row(
-            scores + row * width,
-            table_row,
-            pages + row * max_selected,
-            counts + row,
-            num_pages,
-            budget,
-            max_selected,
-            SINK,
-            RECENT,
-            BLOCK,
-            ONE_BLOCK,
-        )
 
 
 @triton.jit
@@ -306,12 +261,101 @@ def _mean_query(q_head, q_n, G: tl.constexpr, GROUP: tl.constexpr, D: tl.constex
 
 
 @triton.jit
+def _select(
+    scores,
+    table,
+    lengths,
+    budgets,
+    pages,
+    counts,
+    table_b,
+    width,
+    max_selected,
+    S: tl.constexpr,
+    SINK: tl.constexpr,
+    RECENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The pages of one row."""
+    b = tl.program_id(1).to(tl.int64)
+    row = b * tl.num_programs(0) + tl.program_id(0)
+    scores_row = scores + row * width
+    table_row = table + b * table_b
+    pages_row = pages + row * max_selected
+    num_pages = (tl.load(lengths + b) + S - 1) // S
+    budget = tl.minimum(tl.load(budgets + b), max_selected)
+    every = num_pages <= budget
+    kept = tl.minimum(num_pages, budget)
+    recent = tl.where(every, num_pages, tl.minimum(budget, RECENT))
+    sink = tl.minimum(tl.maximum(budget - recent, 0), SINK)
+    page_W = tl.arange(0, BLOCK)
+    physical_W = tl.load(table_row + page_W, mask=page_W < num_pages, other=0)
+    tl.store(counts + row, kept)
+    for start in range(0, max_selected, BLOCK):
+        rest_W = start + page_W
+        tl.store(pages_row + rest_W, tl.zeros([BLOCK], tl.int32), mask=(rest_W >= kept) & (rest_W < max_selected))
+    if EARLY:
+        wait_for_previous()
+
+    key_W = _keys(scores_row, 0, num_pages, recent, sink, BLOCK)
+    low = tl.full([], 0, tl.uint32)
+    span = tl.full([], 0xFFFFFFFF, tl.uint32)
+    reached = num_pages
+    if every | (kept <= recent + sink):
+        low += 0xFFFFFFFF
+        reached = kept
+    else:
+        top = tl.max(tl.where(key_W == _FORCED, 0, key_W), 0)
+        if not ONE_BLOCK:
+            for start in range(BLOCK, num_pages, BLOCK):
+                more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
+                top = tl.maximum(top, tl.max(tl.where(more_W == _FORCED, 0, more_W), 0))
+        span = top + 1
+    # Between low, which at least `kept` keys reach, and low + span, which fewer do. First guess: within a few octaves.
+    one = (span - tl.minimum(span, 4 * _OCTAVE)).to(tl.uint32)
+    two = (span - tl.minimum(span, _OCTAVE)).to(tl.uint32)
+    while (reached != kept) & (span > 1):
+        reach_one, reach_two = _reach(key_W, one, two)
+        if not ONE_BLOCK:
+            for start in range(BLOCK, num_pages, BLOCK):
+                more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
+                more_one, more_two = _reach(more_W, one, two)
+                reach_one += more_one
+                reach_two += more_two
+        high = low + span
+        high = tl.where(reach_one < kept, one, tl.where(reach_two < kept, two, high))
+        low = tl.where(reach_two >= kept, two, tl.where(reach_one >= kept, one, low))
+        reached = tl.where(reach_two >= kept, reach_two, tl.where(reach_one >= kept, reach_one, reached))
+        span = high - low
+        third = tl.maximum(span // 3, 1).to(tl.uint32)
+        one = low + third
+        two = one + third
+
+    above = tl.sum((key_W > low).to(tl.int32), 0)
+    if not ONE_BLOCK:
+        for start in range(BLOCK, num_pages, BLOCK):
+            more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
+            above += tl.sum((more_W > low).to(tl.int32), 0)
+    ties = kept - above
+    placed_above, placed_ties = _place(key_W, low, physical_W, 0, 0, ties, pages_row)
+    if not ONE_BLOCK:
+        for start in range(BLOCK, num_pages, BLOCK):
+            more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
+            more_physical_W = tl.load(table_row + start + page_W, mask=start + page_W < num_pages, other=0)
+            more_above, more_ties = _place(more_W, low, more_physical_W, placed_above, placed_ties, ties, pages_row)
+            placed_above += more_above
+            placed_ties += more_ties
+
+
+@triton.jit
 def _keys(scores_row, start, num_pages, recent, sink, BLOCK: tl.constexpr):
     """Unsigned integers in the order of the scores; forced pages above all, pages past the end 0, below all."""
     page_W = start + tl.arange(0, BLOCK)
     exists_W = page_W < num_pages
     forced_W = exists_W & ((page_W >= num_pages - recent) | (page_W < sink))
-    score_W = tl.load(scores_row + page_W, mask=exists_W & (forced_W == 0), other=-float("inf"), cache_modifier=".cg")
+    score_W = tl.load(scores_row + page_W, mask=exists_W & (forced_W == 0), other=-float("inf"))
     score_W = tl.where(score_W == score_W, score_W, -float("inf"))
     score_W = tl.where(score_W == 0.0, 0.0, score_W)
     bits_W = score_W.to(tl.uint32, bitcast=True)
@@ -320,102 +364,20 @@ def _keys(scores_row, start, num_pages, recent, sink, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _at_least(key_W, threshold, step):
-    """How many keys reach each of three thresholds a step apart; one reduction, 21 bits for each."""
-    one = (key_W >= threshold + step).to(tl.int64)
-    two = (key_W >= threshold + 2 * step).to(tl.int64)
-    three = (key_W >= threshold + 3 * step).to(tl.int64)
-    packed = tl.sum(one + (two << 21) + (three << 42), 0)
-    return (
-        (packed & 0x1FFFFF).to(tl.int32),
-        ((packed >> 21) & 0x1FFFFF).to(tl.int32),
-        (packed >> 42).to(tl.int32),
-    )
+def _reach(key_W, one, two):
+    """How many keys reach each of two values; one reduction, 16 bits for each."""
+    packed = tl.sum((key_W >= one).to(tl.int32) + ((key_W >= two).to(tl.int32) << 16), 0)
+    return packed & 0xFFFF, packed >> 16
 
 
 @triton.jit
-def _select_row(
-    scores_row,
-    table_row,
-    pages_row,
-    count_at,
-    num_pages,
-    budget,
-    max_selected,
-    SINK: tl.constexpr,
-    RECENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ONE_BLOCK: tl.constexpr,
-):
-    every = num_pages <= budget
-    kept = tl.minimum(num_pages, budget)
-    recent = tl.where(every, num_pages, tl.minimum(budget, RECENT))
-    sink = tl.minimum(tl.maximum(budget - recent, 0), SINK)
-    key_W = _keys(scores_row, 0, num_pages, recent, sink, BLOCK)
-
-    threshold = tl.full([], 0, tl.uint32)
-    step = tl.full([], 1 << 30, tl.uint32)
-    reached = num_pages
-    if every | (kept <= recent + sink):
-        threshold = tl.full([], 0xFFFFFFFF, tl.uint32)
-        reached = kept
-    while (reached != kept) & (step != 0):
-        one, two, three = _at_least(key_W, threshold, step)
-        if not ONE_BLOCK:
-            for start in range(BLOCK, num_pages, BLOCK):
-                more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
-                more_one, more_two, more_three = _at_least(more_W, threshold, step)
-                one += more_one
-                two += more_two
-                three += more_three
-        reached = tl.where(three >= kept, three, tl.where(two >= kept, two, tl.where(one >= kept, one, reached)))
-        digit = (one >= kept).to(tl.uint32) + (two >= kept).to(tl.uint32) + (three >= kept).to(tl.uint32)
-        threshold += digit * step
-        step = step >> 2
-
-    above = tl.sum((key_W > threshold).to(tl.int32), 0)
-    if not ONE_BLOCK:
-        for start in range(BLOCK, num_pages, BLOCK):
-            more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
-            above += tl.sum((more_W > threshold).to(tl.int32), 0)
-    ties = kept - above
-
-    placed_above, placed_ties = _place(key_W, threshold, 0, 0, 0, ties, num_pages, table_row, pages_row, BLOCK)
-    if not ONE_BLOCK:
-        for start in range(BLOCK, num_pages, BLOCK):
-            more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
-            more_above, more_ties = _place(
-                more_W, threshold, start, placed_above, placed_ties, ties, num_pages, table_row, pages_row, BLOCK
-            )
-            placed_above += more_above
-            placed_ties += more_ties
-    tl.store(count_at, kept)
-    for start in range(0, max_selected, BLOCK):
-        rest = start + tl.arange(0, BLOCK)
-        tl.store(pages_row + rest, tl.zeros([BLOCK], tl.int32), mask=(rest >= kept) & (rest < max_selected))
-
-
-@triton.jit
-def _place(
-    key_W,
-    threshold,
-    start,
-    placed_above,
-    placed_ties,
-    ties,
-    num_pages,
-    table_row,
-    pages_row,
-    BLOCK: tl.constexpr,
-):
-    """Write the kept pages of one block; returns its numbers of keys above the threshold and equal to it."""
-    page_W = start + tl.arange(0, BLOCK)
-    above_W = (key_W > threshold).to(tl.int32)
-    tie_W = (key_W == threshold).to(tl.int32)
+def _place(key_W, low, physical_W, placed_above, placed_ties, ties, pages_row):
+    """Write the kept pages of one block; returns its numbers of keys above ``low`` and equal to it."""
+    above_W = (key_W > low).to(tl.int32)
+    tie_W = (key_W == low).to(tl.int32)
     packed_W = tl.cumsum(above_W + (tie_W << 16), 0)
     above_before_W = (packed_W & 0xFFFF) - above_W + placed_above
     ties_before_W = (packed_W >> 16) - tie_W + placed_ties
     keep_W = (above_W != 0) | ((tie_W != 0) & (ties_before_W < ties))
-    physical_W = tl.load(table_row + page_W, mask=keep_W & (page_W < num_pages), other=0)
     tl.store(pages_row + above_before_W + tl.minimum(ties_before_W, ties), physical_W, mask=keep_W)
     return tl.sum(above_W, 0), tl.sum(tie_W, 0)
