@@ -70,10 +70,10 @@ def calibrate(
 
 def search_schedules(config: CalibrateConfig, budgets: tuple[int, ...], cells: tuple[Cell, ...]) -> Calibration:
     """The cheapest schedule per selector; a bin where no budget meets tau takes the one with the best tail."""
-    costs = _costs(config, budgets)
     searches = {}
     for selector in sorted({cell.selector for cell in cells}):
         own = [cell for cell in cells if cell.selector == selector]
+        costs = _costs(config, budgets, registry.load("sparrow.selectors", selector).landmark_vectors)
         searches[selector] = optimal_schedule(_candidates(config, own, costs), config.mismatch.tau)
     best = min(searches, key=lambda s: (len(searches[s].infeasible_bins), searches[s].total_cost, s))
     return Calibration(config, budgets, cells, searches, best, tuple(_warnings(config, cells, searches[best])))
@@ -130,13 +130,13 @@ def _tails(config: CalibrateConfig, parts: list[CellTokens]) -> list[BinTail]:
     )
 
 
-def _costs(config: CalibrateConfig, budgets: tuple[int, ...]) -> np.ndarray:
+def _costs(config: CalibrateConfig, budgets: tuple[int, ...], landmark_vectors: int) -> np.ndarray:
     """``[len(budgets), num_bins]``: from the cost model, else pages attended to."""
     bins = config.mismatch.num_bins
     if config.cost is None:
         return np.repeat(np.asarray(budgets, dtype=np.float64)[:, None], bins, axis=1)
     model_class: type[CostModel] = registry.load("sparrow.cost_models", config.cost.type)
-    model = model_class(config.cost, config.attention.layout)
+    model = model_class(config.cost, config.attention.layout, landmark_vectors)
     return bin_costs(
         model, budgets, bin_tokens=config.mismatch.bin_tokens, num_bins=bins, batch=config.calibrate.cost_batch
     )

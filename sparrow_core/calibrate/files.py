@@ -1,4 +1,5 @@
-"""What a calibration leaves behind: ``calibration.json`` with every tail, and ``schedule.json`` to run with."""
+"""What a calibration leaves behind: ``calibration.json`` with every tail, ``schedule.json`` to run with, and
+``tails.json`` for the ``cost_optimal`` policy."""
 
 from __future__ import annotations
 
@@ -6,12 +7,15 @@ import dataclasses
 from typing import Any
 
 from sparrow_core.calibrate.calibrate import Calibration
+from sparrow_core.calibrate.tails import BinTail
 from sparrow_core.schedule import BudgetSchedule
 from sparrow_core.schedule_file import ScheduleFile
+from sparrow_core.search.tail_table import TailEntry, TailRow, TailTable
 from sparrow_core.trace.trace_set import tool_version
 
 CALIBRATION_FILE = "calibration.json"
 SCHEDULE_FILE = "schedule.json"
+TAILS_FILE = "tails.json"
 
 
 def calibration_json(result: Calibration, model: str) -> dict[str, Any]:
@@ -36,6 +40,31 @@ def calibration_json(result: Calibration, model: str) -> dict[str, Any]:
         },
         "warnings": list(result.warnings),
     }
+
+
+def tail_table(result: Calibration, model: str) -> TailTable:
+    """The measured tails in the form that the ``cost_optimal`` policy starts from."""
+    config = result.config
+    rows = [
+        TailRow(
+            selector=cell.selector,
+            page_size=config.attention.page_size,
+            pages=cell.pages,
+            bins=tuple(_entry(stats) for stats in cell.bins),
+        )
+        for cell in result.cells
+    ]
+    return TailTable(
+        model=model, quantile=config.mismatch.quantile, bin_tokens=config.mismatch.bin_tokens, rows=tuple(rows)
+    )
+
+
+def _entry(stats: BinTail) -> TailEntry | None:
+    if stats.tail is None or stats.interval is None:
+        return None
+    low, high = stats.interval
+    # A bootstrap interval need not hold the estimate itself.
+    return TailEntry(tokens=stats.tokens, tail=stats.tail, low=min(low, stats.tail), high=max(high, stats.tail))
 
 
 def schedule_of(result: Calibration, model: str, selector: str | None = None) -> ScheduleFile:

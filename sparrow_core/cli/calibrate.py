@@ -22,7 +22,14 @@ def calibrate(arguments: Arguments = None, json_file: JsonFile = None, quiet: Qu
     """
     from sparrow_core.calibrate.calibrate import calibrate as run_calibration
     from sparrow_core.calibrate.config import CalibrateConfig
-    from sparrow_core.calibrate.files import CALIBRATION_FILE, SCHEDULE_FILE, calibration_json, schedule_of
+    from sparrow_core.calibrate.files import (
+        CALIBRATION_FILE,
+        SCHEDULE_FILE,
+        TAILS_FILE,
+        calibration_json,
+        schedule_of,
+        tail_table,
+    )
     from sparrow_core.cli.common import console, error_console, progress_display, split_arguments
     from sparrow_core.cli.rollout import load_inputs
     from sparrow_core.config import load_as
@@ -38,6 +45,7 @@ def calibrate(arguments: Arguments = None, json_file: JsonFile = None, quiet: Qu
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     write_schedule(output / SCHEDULE_FILE, schedule_of(result, model.name))
+    tail_table(result, model.name).write(output / TAILS_FILE)
     for selector in result.searches:
         console.print(_table(result, selector))
     console.print(

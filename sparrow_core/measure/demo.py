@@ -18,9 +18,8 @@ _SETTINGS = (
     "rollout.max_tokens=112",
     "rollout.max_batch=8",
     "rollout.seed=1",
-    "mismatch.bin_tokens=400",
-    "mismatch.num_bins=6",
-    "mismatch.exact=true",
+    "mismatch.bin_tokens=540",
+    "mismatch.num_bins=3",
 )
 
 

@@ -36,22 +36,32 @@ def score_traces(
     scored: list[Trace] = []
     with torch.no_grad():
         for pack in _packs(traces, max_tokens):
-            for trace, hidden_TD in zip(pack, _dense_hidden(model, pack), strict=True):
-                scored.append(dataclasses.replace(trace, dense=_score(model, trace, hidden_TD)))
+            texts = {_text(trace): trace for trace in pack}
+            hidden = dict(zip(texts, _dense_hidden(model, list(texts.values())), strict=True))
+            for trace in pack:
+                scored.append(dataclasses.replace(trace, dense=_score(model, trace, hidden[_text(trace)])))
                 if on_trace is not None:
                     on_trace(len(scored))
     return scored
 
 
+def _text(trace: Trace) -> tuple[bytes, bytes]:
+    """What the dense forward depends on: traces of one text under several budgets share it."""
+    return trace.prompt_ids.numpy().tobytes(), trace.token_ids.numpy().tobytes()
+
+
 def _packs(traces: Sequence[Trace], max_tokens: int) -> Iterator[list[Trace]]:
     pack: list[Trace] = []
+    texts: set[tuple[bytes, bytes]] = set()
     used = 0
     for trace in traces:
-        size = len(trace.prompt_ids) + len(trace.token_ids) - 1
+        size = 0 if _text(trace) in texts else len(trace.prompt_ids) + len(trace.token_ids) - 1
         if pack and used + size > max_tokens:
             yield pack
-            pack, used = [], 0
+            pack, texts, used = [], set(), 0
+            size = len(trace.prompt_ids) + len(trace.token_ids) - 1
         pack.append(trace)
+        texts.add(_text(trace))
         used += size
     if pack:
         yield pack

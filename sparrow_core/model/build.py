@@ -123,10 +123,12 @@ def fill(module: Any, hf_state: dict[str, torch.Tensor], device: torch.device) -
 
 
 def store_column_major(module: Any) -> None:
-    """Lay every weight matrix out by column; a tied lm_head gets a copy of its own, as lookups want rows."""
+    """Lay every weight matrix out by column and fuse q, k and v; a tied lm_head gets a copy, as lookups want rows."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             part.weight = nn.Parameter(part.weight.detach().t().contiguous().t(), requires_grad=False)
+    for layer in module.layers.values():
+        layer.attention.qkv_linear.fuse()
 
 
 def randomize(module: Any, seed: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from sparrow_core.model import titan_compat  # noqa: F401  (before torchtitan)
 
@@ -97,7 +98,20 @@ class SparrowQKV(QKVLinear):  # type: ignore[misc]
     class Config(QKVLinear.Config):  # type: ignore[misc]
         pass
 
+    fused_weight: torch.Tensor | None = None
+    """The three weights as one ``[rows of q, k and v, dim]`` for frozen models; not part of the state dict."""
+
+    def fuse(self) -> None:
+        """Compute the three projections as one product from now on. The weights must not change afterwards."""
+        weights = [linear.weight.detach() for linear in (self.wq, self.wk, self.wv)]
+        self.fused_weight = torch.cat(weights).t().contiguous().t()
+        self._split = [len(weight) for weight in weights]
+
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``[B, L, heads, H]`` each; heads come from the sizes, so sharded projections work too."""
-        q, k, v = (linear(x).unflatten(-1, (-1, self.head_dim)) for linear in (self.wq, self.wk, self.wv))
+        if self.fused_weight is None:
+            parts = [linear(x) for linear in (self.wq, self.wk, self.wv)]
+        else:
+            parts = list(torch.split(F.linear(x, self.fused_weight), self._split, dim=-1))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
         return q, k, v

@@ -9,7 +9,7 @@ import pytest
 
 from sparrow_core.calibrate.calibrate import Calibration, calibrate
 from sparrow_core.calibrate.config import CalibrateConfig
-from sparrow_core.calibrate.files import calibration_json, schedule_of
+from sparrow_core.calibrate.files import calibration_json, schedule_of, tail_table
 from sparrow_core.calibrate.grid import default_budgets
 from sparrow_core.calibrate.units import UnitRunner
 from sparrow_core.config import load_as, load_config
@@ -18,6 +18,7 @@ from sparrow_core.errors import InputError
 from sparrow_core.measure.progress import Progress
 from sparrow_core.model import LanguageModel
 from sparrow_core.schedule_file import read_schedule, write_schedule
+from sparrow_core.search.tail_table import read_tail_table
 from tests.engine.conftest import make_prompts, tiny  # noqa: F401
 
 SETTINGS = {
@@ -123,6 +124,15 @@ def test_the_schedule_round_trips_into_a_policy(tiny: LanguageModel, tmp_path: P
     run_config = load_config(None, ["attention.page_size=4", f"policy={{type: schedule, file: {path}}}"])
     policy = build_policy(run_config.policy, run_config.attention.layout)
     assert policy.schedule() == file.schedule
+
+
+def test_the_tail_table_feeds_the_cost_optimal_policy(tiny: LanguageModel, tmp_path: Path) -> None:  # noqa: F811
+    result = run(tiny, tmp_path)
+    path = tmp_path / "tails.json"
+    tail_table(result, "tiny").write(path)
+    table = read_tail_table(path)
+    assert [(row.selector, row.pages) for row in table.rows] == [(c.selector, c.pages) for c in result.cells]
+    assert table.rows[0].bins[0].tail == result.cells[0].bins[0].tail
 
 
 def test_budgets_below_the_reserved_pages_are_refused(tiny: LanguageModel, tmp_path: Path) -> None:  # noqa: F811

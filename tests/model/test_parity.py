@@ -115,3 +115,13 @@ def _assert_equal_logits(model: LanguageModel, reference: Any) -> None:
         expected = reference(tokens).logits
     assert expected.std() > 0.1
     assert (all_logits(model, tokens) - expected).abs().max() <= 1e-4
+
+
+def test_the_decode_layout_gives_the_same_logits(checkpoint: Callable[..., Path]) -> None:
+    directory = checkpoint("qwen3", num_key_value_heads=2)
+    plain, fast = load_model(directory), load_model(directory, decode_layout=True)
+    tokens = torch.arange(40)[None] % plain.vocab_size
+    with torch.no_grad():
+        expected, got = (model.logits(model.hidden(tokens)) for model in (plain, fast))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    assert not fast.module.layers["0"].attention.wo.weight.is_contiguous()
