@@ -23,19 +23,25 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
 def rollout(arguments: Arguments = None, quiet: Quiet = False) -> None:
-    """Generate with the configured model, backend and policy; save the traces."""
+    """Generate with the configured model, backend and policy; save the traces.
+
+    Interrupted, the same command goes on from the samples that were finished.
+    """
     from sparrow_core.cli.common import console, progress_display
     from sparrow_core.engine.build import build_engine, build_policy, build_requests
     from sparrow_core.measure.measure import clipped_share, rollout_traces, trace_meta
+    from sparrow_core.measure.partial import PartialTraces
     from sparrow_core.trace import TraceSet
 
     config, model, prompts = prepare(arguments)
     engine = build_engine(model, config.attention, config.rollout)
     policy = build_policy(config.policy, config.attention.layout)
     requests = build_requests(model, prompts, config.rollout, step=config.rollout.step)
-    traces = rollout_traces(engine, requests, policy, progress_display(quiet))
     directory = save_run(config)
+    partial = PartialTraces(directory, trace_meta(config, model))
+    traces = rollout_traces(engine, requests, policy, progress_display(quiet), partial)
     TraceSet(traces, trace_meta(config, model)).save(directory)
+    partial.clear()
     stats = engine.stats
     console.print(
         f"{len(traces)} samples, {stats.generated_tokens} tokens at {stats.tokens_per_second:.0f} tok/s; "
@@ -46,16 +52,21 @@ def rollout(arguments: Arguments = None, quiet: Quiet = False) -> None:
 
 
 def measure(arguments: Arguments = None, json_file: JsonFile = None, quiet: Quiet = False) -> None:
-    """Roll out, recompute densely, and report acceptance by context length with plots."""
+    """Roll out, recompute densely, and report acceptance by context length with plots.
+
+    Interrupted, the same command goes on from the samples that were finished.
+    """
     from sparrow_core.cli.common import console, progress_display
-    from sparrow_core.measure.measure import clipped_share, measurement_json
+    from sparrow_core.measure.measure import clipped_share, measurement_json, trace_meta
     from sparrow_core.measure.measure import measure as run_measure
+    from sparrow_core.measure.partial import PartialTraces
     from sparrow_core.measure.plots import plot_acceptance, plot_tail
     from sparrow_core.measure.table import bins_table
 
     config, model, prompts = prepare(arguments)
-    result = run_measure(config, model, prompts, progress_display(quiet))
     directory = save_run(config)
+    partial = PartialTraces(directory, trace_meta(config, model))
+    result = run_measure(config, model, prompts, progress_display(quiet), partial=partial)
     result.traces.save(directory)
     summary = measurement_json(result)
     for path in filter(None, (directory / "measure.json", json_file)):
@@ -63,6 +74,7 @@ def measure(arguments: Arguments = None, json_file: JsonFile = None, quiet: Quie
         path.write_text(json.dumps(summary, indent=1) + "\n")
     plot_acceptance({config.policy.type: result}, directory / "acceptance.png")
     plot_tail({config.policy.type: result}, directory / "tail.png")
+    partial.clear()
     console.print(bins_table(result))
     console.print(
         f"attended to {summary['attended_tokens']:,} of {summary['dense_tokens']:,} context tokens "
@@ -127,6 +139,7 @@ def check_schedule_origin(config: RunConfig) -> None:
 
 
 def save_run(config: RunConfig) -> Path:
+    """Save the resolved config where the results will go, before any work: a path that cannot be written is refused."""
     from sparrow_core.config import save_config
 
     directory = Path(config.output)

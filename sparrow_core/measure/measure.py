@@ -14,6 +14,7 @@ from sparrow_core.engine.build import build_engine, build_policy, build_requests
 from sparrow_core.engine.engine import RolloutEngine
 from sparrow_core.engine.sequence import Request
 from sparrow_core.engine.stats import EngineStats
+from sparrow_core.measure.partial import PartialTraces
 from sparrow_core.measure.progress import Progress
 from sparrow_core.measure.score import score_traces
 from sparrow_core.mismatch import BinStats, MismatchStream, NoiseFloor, noise_floor
@@ -47,17 +48,19 @@ def measure(
     progress: Progress,
     *,
     noise: NoiseFloor | None = None,
+    partial: PartialTraces | None = None,
 ) -> Measurement:
     """Roll out ``prompts`` (token ids) under ``config``, score the traces densely and measure the noise floor.
 
     Args:
         noise: the noise floor of this model and backend when it is known already.
+        partial: where finished traces are kept until the caller has saved the result.
     """
     rollout = config.rollout.model_copy(update={"keep_hidden": config.rollout.keep_hidden or config.mismatch.exact})
     engine = build_engine(model, config.attention, rollout)
     policy = build_policy(config.policy, config.attention.layout)
     requests = build_requests(model, prompts, rollout, step=rollout.step)
-    traces = rollout_traces(engine, requests, policy, progress)
+    traces = rollout_traces(engine, requests, policy, progress, partial)
     stats = engine.stats
     with progress.task("dense recompute", len(traces)) as advance:
         traces = score_traces(model, traces, on_trace=advance)
@@ -72,12 +75,26 @@ def measure(
 
 
 def rollout_traces(
-    engine: RolloutEngine, requests: list[Request], policy: SparsityPolicy, progress: Progress
+    engine: RolloutEngine,
+    requests: list[Request],
+    policy: SparsityPolicy,
+    progress: Progress,
+    partial: PartialTraces | None = None,
 ) -> list[Trace]:
-    """Finished traces in the order of ``requests``."""
+    """Finished traces in the order of ``requests``; those that ``partial`` holds already are not generated again."""
     order = {request.key: index for index, request in enumerate(requests)}
-    with progress.rollout("rollout") as on_step:
-        traces = list(engine.generate(requests, policy, on_step=on_step))
+    traces = [] if partial is None else partial.load()
+    done = {trace.key for trace in traces}
+    rest = [request for request in requests if request.key not in done]
+    try:
+        with progress.rollout("rollout") as on_step:
+            for trace in engine.generate(rest, policy, on_step=on_step):
+                traces.append(trace)
+                if partial is not None:
+                    partial.save_now_and_then(traces)
+    finally:
+        if partial is not None:
+            partial.save(traces)
     return sorted(traces, key=lambda trace: order[trace.key])
 
 

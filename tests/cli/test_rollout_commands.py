@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from sparrow_core.cli import main
+from sparrow_core.engine import RolloutEngine
 from sparrow_core.model import build_random, export_model
 from sparrow_core.trace import TraceSet
 from tests.engine.conftest import TINY_LLAMA
@@ -94,6 +95,45 @@ def test_rollout_saves_traces_that_replay_from_the_saved_config(base: list[str],
     assert all(a.equals(b) for a, b in zip(first.traces, again.traces, strict=True))
 
 
+def test_an_interrupted_rollout_goes_on_from_its_finished_samples(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    arguments = [*base, "rollout.samples_per_prompt=3", "rollout.max_batch=2"]
+    assert main(["rollout", *arguments, f"output={tmp_path / 'whole'}"]) == 0
+    generate, generated = RolloutEngine.generate, []
+
+    def interrupted(self, requests, policy, **options):
+        for trace in generate(self, requests, policy, **options):
+            generated.append(trace.key)
+            yield trace
+            if len(generated) == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(RolloutEngine, "generate", interrupted)
+    assert main(["rollout", *arguments]) == 130
+    assert main(["rollout", *arguments, "rollout.seed=5"]) == 2
+    assert "other settings in rollout" in capsys.readouterr().err
+    assert main(["rollout", *arguments]) == 0
+    assert len(generated) == len(set(generated)) == 6
+    whole, resumed = (TraceSet.load(tmp_path / name) for name in ("whole", "out"))
+    assert [t.token_ids.tolist() for t in resumed.traces] == [t.token_ids.tolist() for t in whole.traces]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.yaml",
+        "traces.json",
+        "traces.safetensors",
+    ]
+
+
+def test_convert_writes_a_directory_that_gives_the_same_traces(
+    base: list[str], model_dir: Path, tmp_path: Path
+) -> None:
+    assert main(["convert", str(model_dir), str(tmp_path / "converted")]) == 0
+    assert main(["rollout", *base]) == 0
+    assert main(["rollout", *base, f"model.source={tmp_path / 'converted'}", f"output={tmp_path / 'again'}"]) == 0
+    first, again = (TraceSet.load(tmp_path / name) for name in ("out", "again"))
+    assert all(a.equals(b) for a, b in zip(first.traces, again.traces, strict=True))
+
+
 def test_jsonl_prompts_and_a_limit(base: list[str], tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"question": "w3 w4"}\n\n{"question": "w5"}\n{"question": "w6 w7"}\n')
@@ -126,7 +166,7 @@ def test_bad_input_is_one_clear_error_with_exit_code_2(
     assert message.startswith("error: ")
     assert "Traceback" not in message
     assert all(word in message for word in words), message
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").glob("traces*"))
 
 
 def test_an_empty_prompt_file_is_named(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
