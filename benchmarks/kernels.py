@@ -164,12 +164,10 @@ DECODE_TUNINGS = [
 ]
 """The best few of 29 that were tried; the rest lost by 1 % to 60 %."""
 SELECT_TUNINGS = [
-    *(
-        selection.SelectTuning(chunk, steps, warps, 2)
-        for chunk, warps in ((32, 2), (64, 2), (64, 4), (128, 4), (128, 8), (256, 8))
-        for steps in (1, 2, 4)
-    ),
-    *(selection.SelectTuning(128, 1, 4, select_warps) for select_warps in (1, 4, 8)),
+    selection.SelectTuning(chunk, pages // chunk, stages, warps, select_warps)
+    for chunk, stages, warps in ((32, 4, 2), (32, 5, 4), (64, 3, 4), (64, 4, 4), (64, 5, 4), (32, 3, 2))
+    for pages in (128, 256, 512)
+    for select_warps in (2, 4)
 ]
 
 

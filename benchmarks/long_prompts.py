@@ -1,7 +1,7 @@
 """Long real-text prompts as JSONL: stretches of the language reference that ships with Python, no two overlapping.
 
-    python benchmarks/long_prompts.py calibrate.jsonl --characters 2000,6000,12000 --skip 0
-    python benchmarks/long_prompts.py held_out.jsonl --characters 2000,6000,12000 --skip 40000
+python benchmarks/long_prompts.py calibrate.jsonl --characters 2000,6000,12000 --skip 0
+python benchmarks/long_prompts.py held_out.jsonl --characters 2000,6000,12000 --skip 40000
 """
 
 from __future__ import annotations

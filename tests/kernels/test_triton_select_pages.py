@@ -103,7 +103,7 @@ def test_by_landmarks(kind: ScoreKind, dtype: torch.dtype, group: int, device: t
     budgets_B = torch.tensor(budgets, dtype=torch.int32, device=device)
     rule = {"max_selected": 20, **RULE}
     pages_BKJ, counts_BK = select_by_landmarks(
-        q_BND, marks, table_BW, lengths_B, budgets_B, kind=kind, tuning=SelectTuning(16, 2, 4, 1), **rule
+        q_BND, marks, table_BW, lengths_B, budgets_B, kind=kind, tuning=SelectTuning(16, 2, 2, 4, 1), **rule
     )
     score = {"mean": page_scores.mean_landmark, "quest": page_scores.quest}[kind]
     scores_BKW = score(q_BND.double(), marks.double(), table_BW, lengths_B, 16)

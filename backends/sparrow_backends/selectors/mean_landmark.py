@@ -25,6 +25,7 @@ class MeanLandmark(ScoredSelector):
         type: Literal["mean_landmark"] = "mean_landmark"
 
     landmark_vectors: ClassVar[int] = 1
+    kernel_score = "mean"
 
     def landmarks(self, keys_XSD: torch.Tensor) -> torch.Tensor:
         return keys_XSD.to(math_dtype(keys_XSD.dtype)).mean(1, keepdim=True)

@@ -26,6 +26,7 @@ class Quest(ScoredSelector):
         type: Literal["quest"] = "quest"
 
     landmark_vectors: ClassVar[int] = 2
+    kernel_score = "quest"
 
     def landmarks(self, keys_XSD: torch.Tensor) -> torch.Tensor:
         low_XD, high_XD = keys_XSD.to(math_dtype(keys_XSD.dtype)).aminmax(dim=1)

@@ -39,6 +39,8 @@ class SelectTuning:
     """Pages scored at once by a program."""
     steps: int
     """Chunks per program, one after another."""
+    num_stages: int
+    """Chunks in flight per program, and one more."""
     num_warps: int
     """Warps of a program that scores."""
     select_warps: int
@@ -47,12 +49,17 @@ class SelectTuning:
 
 def tuning_for(head_dim: int, vectors: int, width: int) -> SelectTuning:
     """The tuning by landmark bytes per page and pages per row."""
-    chunk = max(16, 16384 // (head_dim * vectors))
-    return SelectTuning(chunk=chunk, steps=2, num_warps=4, select_warps=_select_warps(width))
+    chunk = max(16, 8192 // (head_dim * vectors))
+    return SelectTuning(chunk=chunk, steps=8, num_stages=4, num_warps=4, select_warps=_select_warps(width))
+
+
+def scores_head_dim(head_dim: int) -> bool:
+    """Whether ``select_by_landmarks`` serves this head size: a power of two from 16."""
+    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
 def _select_warps(width: int) -> int:
-    return max(1, _block(width) // 1024)
+    return max(1, _block(width) // 512)
 
 
 def select_pages(
@@ -147,6 +154,7 @@ def select_by_landmarks(
         RECENT=recent_pages,
         CHUNK=tuning.chunk,
         STEPS=tuning.steps,
+        STAGES=tuning.num_stages,
         QUEST=kind == "quest",
         EARLY=early,
         num_warps=tuning.num_warps,
@@ -210,10 +218,14 @@ def _score(
     RECENT: tl.constexpr,
     CHUNK: tl.constexpr,
     STEPS: tl.constexpr,
+    STAGES: tl.constexpr,
     QUEST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Scores of some pages of one row. The heads of a page, neighbors in memory, are read by neighboring programs."""
+    """Scores of some pages of one row. The heads of a page, neighbors in memory, are read by neighboring programs.
+
+    The page past a row's end is page 0, read for nothing.
+    """
     if EARLY:
         launch_dependents()
     head = tl.program_id(0)
@@ -232,15 +244,15 @@ def _score(
     dims = tl.arange(0, D)
     mark_head = landmarks + head * (M * D) + dims[None, :]
     scores_row = scores + (b * tl.num_programs(0) + head) * width
-    for step in tl.static_range(STEPS):
-        live_C = page_C < scored
+    stop = tl.minimum(first + CHUNK * STEPS, scored)
+    for _ in tl.range(first, stop, CHUNK, num_stages=STAGES):
+        live_C = page_C < stop
         mark_CD = mark_head + tl.where(live_C, physical_C, 0).to(tl.int64)[:, None] * landmarks_page
-        low_CD = tl.load(mark_CD, mask=live_C[:, None], other=0.0).to(tl.float32)
+        low_CD = tl.load(mark_CD).to(tl.float32)
         next_C = page_C + CHUNK
-        if step + 1 < STEPS:
-            physical_C = tl.load(table_row + next_C, mask=next_C < width, other=0)
+        physical_C = tl.load(table_row + next_C, mask=next_C < stop, other=0)
         if QUEST:
-            high_CD = tl.load(mark_CD + D, mask=live_C[:, None], other=0.0).to(tl.float32)
+            high_CD = tl.load(mark_CD + D).to(tl.float32)
             score_C = tl.full([CHUNK], -float("inf"), tl.float32)
             for g in tl.static_range(G):
                 q_D = tl.load(q_head + g * q_n + dims).to(tl.float32)
