@@ -25,7 +25,7 @@ COMMANDS = {
     "schedule": "sparrow_core.cli.schedule:app",
     "cost": "sparrow_core.cli.cost:app",
     "convert": "sparrow_core.cli.convert:convert",
-    "plugins": "sparrow_core.cli.plugins:plugins",
+    "plugins": "sparrow_core.cli.plugins:app",
     "bench": "sparrow_core.cli.bench:app",
     "demo": "sparrow_core.cli.demo:demo",
     "replay": "sparrow_core.cli.replay:replay",

@@ -61,9 +61,10 @@ class PolicyConformance:
     def checked(self, policy: SparsityPolicy) -> BudgetSchedule:
         """The policy's schedule; it counts pages as the layout does, so every entry is at least sink + recent + 1."""
         schedule = policy.schedule()
-        assert isinstance(schedule, BudgetSchedule)
-        counted = (schedule.page_size, schedule.sink_pages, schedule.recent_pages)
-        assert counted == (self.layout.page_size, self.layout.sink_pages, self.layout.recent_pages)
+        assert isinstance(schedule, BudgetSchedule), f"schedule() must return a BudgetSchedule, not {schedule!r}"
+        for name in ("page_size", "sink_pages", "recent_pages"):
+            counted, laid_out = getattr(schedule, name), getattr(self.layout, name)
+            assert counted == laid_out, f"the schedule has {name}={counted} where the layout has {laid_out}"
         assert all(pages >= schedule.min_pages for pages in schedule.pages)
         return schedule
 
@@ -74,19 +75,20 @@ class PolicyConformance:
         self.observed(policy)
 
     def test_same_observations_give_the_same_schedules(self) -> None:
-        assert self.observed(self.make()) == self.observed(self.make())
+        first, second = self.observed(self.make()), self.observed(self.make())
+        assert first == second, "two policies that observed the same streams disagree"
 
     def test_asking_for_a_schedule_changes_nothing(self) -> None:
         policy = self.make()
         self.observed(policy)
-        assert policy.schedule() == policy.schedule()
+        assert policy.schedule() == policy.schedule(), "the second of two calls gives another schedule"
 
     def test_a_stream_without_tokens_changes_nothing(self) -> None:
         policy = self.make()
         for _ in range(2):
             before = policy.schedule()
             policy.observe(MismatchStream(bin_tokens=before.bin_tokens, num_bins=before.num_bins))
-            assert policy.schedule() == before
+            assert policy.schedule() == before, "observing an empty stream changed the schedule"
             self.observed(policy)
 
     def test_observing_leaves_the_stream_as_it_was(self) -> None:
@@ -94,7 +96,7 @@ class PolicyConformance:
         stream = self.stream(policy, 0.9)
         before = stream.state_dict()
         policy.observe(stream)
-        assert stream.state_dict() == before
+        assert stream.state_dict() == before, "observe() changed the stream it was given"
 
     def test_saved_state_continues_identically(self) -> None:
         policy = self.make()
@@ -102,14 +104,16 @@ class PolicyConformance:
         state = json.loads(json.dumps(policy.state_dict(), allow_nan=False))
         loaded = self.make()
         loaded.load_state_dict(state)
-        assert loaded.schedule() == policy.schedule()
-        assert self.observed(loaded) == self.observed(policy)
+        assert loaded.schedule() == policy.schedule(), "the schedule after load_state_dict() is not the saved one"
+        assert self.observed(loaded) == self.observed(policy), "a policy restored from its state continues otherwise"
 
     def test_budgets_of_a_step(self) -> None:
         lengths_B = torch.tensor([1, 17, 4000], dtype=torch.int32)
         keys = [SampleKey(seed=0, step=0, prompt=row, sample=0) for row in range(3)]
         budgets_B = self.make().budgets(lengths_B, keys)
         if budgets_B is not None:
-            assert budgets_B.dtype == torch.int32
-            assert budgets_B.shape == lengths_B.shape
-            assert bool((budgets_B >= self.layout.sink_pages + self.layout.recent_pages + 1).all())
+            least = self.layout.sink_pages + self.layout.recent_pages + 1
+            assert budgets_B.dtype == torch.int32, f"budgets() must give int32, not {budgets_B.dtype}"
+            assert budgets_B.shape == lengths_B.shape, "budgets() must give one budget per sequence"
+            fewest = int(budgets_B.min())
+            assert fewest >= least, f"budgets() gives {fewest} pages, below sink + recent + 1 = {least}"
