@@ -164,10 +164,13 @@ DECODE_TUNINGS = [
 ]
 """The best few of 29 that were tried; the rest lost by 1 % to 60 %."""
 SELECT_TUNINGS = [
-    selection.SelectTuning(chunk, pages // chunk, stages, warps, select_warps)
-    for chunk, stages, warps in ((32, 4, 2), (32, 5, 4), (64, 3, 4), (64, 4, 4), (64, 5, 4), (32, 3, 2))
-    for pages in (128, 256, 512)
-    for select_warps in (2, 4)
+    *(
+        selection.SelectTuning(chunk, steps, 1, warps, select_warps)
+        for chunk, warps in ((32, 2), (64, 4), (128, 4), (128, 8))
+        for steps in (1, 2, 4)
+        for select_warps in (2, 4)
+    ),
+    *(selection.SelectTuning(32, steps, 3, 2, select_warps) for steps in (4, 8, 16) for select_warps in (2, 4)),
 ]
 
 
@@ -247,7 +250,7 @@ def decode_row(case: Case, flashinfer: FlashInfer | None, sweep: bool) -> Row:
     else:
         pages_BKJ = pool.table_BW[:, None].expand(-1, HEADS, -1)
         counts, kept = None, int(pool.count_B.sum()) * HEADS
-    call, out = our_decode(case, pool, pages_BKJ, counts, attention.tuning_for(DIM, DTYPE))
+    call, out = our_decode(case, pool, pages_BKJ, counts, attention.tuning_for(DIM, DTYPE, dense=counts is None))
     competitors: dict[str, list[Callable[[], Any]]] = {"ours": [call] * 4}
     theirs: dict[str, torch.Tensor] = {}
     if flashinfer is not None:

@@ -37,8 +37,12 @@ class TritonBackend(AttentionBackend):
     def __init__(self, config: PluginConfig, cache: PagedKVCache, layout: SparseLayout, selector: PageSelector) -> None:
         super().__init__(config, cache, layout, selector)
         self._writer = PagedWriter(cache, selector)
-        self._tuning = tuning_for(cache.shape.head_dim, cache.dtype)
-        self._programs = num_programs(cache.device, self._tuning.per_processor)
+        self._dense, self._selected = (
+            tuning_for(cache.shape.head_dim, cache.dtype, dense=dense) for dense in (True, False)
+        )
+        self._most_programs = max(
+            num_programs(cache.device, tuning.per_processor) for tuning in (self._dense, self._selected)
+        )
         self._batch: DecodeBatch | PrefillBatch | None = None
         self._workspaces: list[DecodeWorkspace] = []
 
@@ -99,9 +103,9 @@ class TritonBackend(AttentionBackend):
         cache, batch = self.cache.layers[layer], self._batch
         if pages is None:
             every_BKW = batch.page_table_BW[:, None].expand(-1, self.cache.shape.num_kv_heads, -1)
-            pages_BKJ, counts_BK = every_BKW, None
+            pages_BKJ, counts_BK, tuning = every_BKW, None, self._dense
         else:
-            pages_BKJ, counts_BK = pages.pages_BKJ, pages.counts_BK
+            pages_BKJ, counts_BK, tuning = pages.pages_BKJ, pages.counts_BK, self._selected
         return paged_decode(
             q_BND,
             cache.k_PKSD,
@@ -111,8 +115,7 @@ class TritonBackend(AttentionBackend):
             batch.lengths_B,
             scale,
             workspace=self._workspaces[-1],
-            tuning=self._tuning,
-            programs=self._programs,
+            tuning=tuning,
         )
 
     def _grow_workspace(self, num_rows: int) -> None:
@@ -120,5 +123,5 @@ class TritonBackend(AttentionBackend):
             return
         shape = self.cache.shape
         self._workspaces.append(
-            decode_workspace(num_rows, shape.group_size, shape.head_dim, self.cache.device, self._programs)
+            decode_workspace(num_rows, shape.group_size, shape.head_dim, self.cache.device, self._most_programs)
         )

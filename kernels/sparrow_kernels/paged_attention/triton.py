@@ -55,10 +55,16 @@ class DecodeWorkspace:
     """int32 zeros ``[rows]``; every launch leaves zeros behind."""
 
 
-def tuning_for(head_dim: int, dtype: torch.dtype) -> DecodeTuning:
-    """The tuning by head size: a table, so that results never depend on a timing."""
-    tile = 64 if head_dim * dtype.itemsize <= 256 else 32
-    return DecodeTuning(tile=tile, num_warps=4, num_stages=3, per_processor=2)
+def tuning_for(head_dim: int, dtype: torch.dtype, *, dense: bool) -> DecodeTuning:
+    """The tuning by bytes per token: a table, so that results never depend on a timing."""
+    bytes_per_token = head_dim * dtype.itemsize
+    if dense:
+        return DecodeTuning(tile=_tile(16384 // bytes_per_token), num_warps=4, num_stages=3, per_processor=2)
+    return DecodeTuning(tile=_tile(8192 // bytes_per_token), num_warps=4, num_stages=3, per_processor=3)
+
+
+def _tile(tokens: int) -> int:
+    return min(128, max(16, tokens))
 
 
 def decode_workspace(
@@ -105,7 +111,7 @@ def paged_decode(
     assert k_PKSD.stride(0) == v_PKSD.stride(0), "keys and values must lie alike"
     assert q_BND.stride(2) == 1
     assert pages_BKJ.dtype == lengths_B.dtype == torch.int32
-    tuning = tuning or tuning_for(D, k_PKSD.dtype)
+    tuning = tuning or tuning_for(D, k_PKSD.dtype, dense=counts_BK is None)
     programs = programs or num_programs(q_BND.device, tuning.per_processor)
     out = torch.empty(B, N, D, dtype=q_BND.dtype, device=q_BND.device) if out is None else out
     lse = torch.empty(B, N, dtype=torch.float32, device=q_BND.device) if lse is None else lse

@@ -345,12 +345,14 @@ def _select(
         one = low + third
         two = one + third
 
-    above = tl.sum((key_W > low).to(tl.int32), 0)
-    if not ONE_BLOCK:
-        for start in range(BLOCK, num_pages, BLOCK):
-            more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
-            above += tl.sum((more_W > low).to(tl.int32), 0)
-    ties = kept - above
+    ties = kept
+    if reached != kept:
+        above = tl.sum((key_W > low).to(tl.int32), 0)
+        if not ONE_BLOCK:
+            for start in range(BLOCK, num_pages, BLOCK):
+                more_W = _keys(scores_row, start, num_pages, recent, sink, BLOCK)
+                above += tl.sum((more_W > low).to(tl.int32), 0)
+        ties = kept - above
     placed_above, placed_ties = _place(key_W, low, physical_W, 0, 0, ties, pages_row)
     if not ONE_BLOCK:
         for start in range(BLOCK, num_pages, BLOCK):
