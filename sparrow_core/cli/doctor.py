@@ -1,83 +1,24 @@
-"""``sparrow plugins doctor``: the conformance suite of a plugin's group, run on one installed plugin.
-
-The suite runs in a process of its own, so that a plugin that crashes takes nothing with it.
-"""
+"""``sparrow plugins doctor``: the conformance suite of a plugin's group, run on one installed plugin."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import json
-import os
-import re
-import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
+from collections import Counter
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparrow_core.errors import InputError, PluginError
 
-Outcome = Literal["passed", "failed", "skipped"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Suite:
-    """A class of ``sparrow_core.testing`` and its attribute that names the plugin."""
-
-    name: str
-    attribute: str
-    on_device: bool
-
-
-_SUITES = {
-    "sparrow.backends": _Suite("BackendConformance", "backend", on_device=True),
-    "sparrow.selectors": _Suite("SelectorConformance", "selector", on_device=True),
-    "sparrow.policies": _Suite("PolicyConformance", "policy", on_device=False),
-    "sparrow.cost_models": _Suite("CostModelConformance", "cost_model", on_device=False),
-}
+if TYPE_CHECKING:
+    from sparrow_core.testing.run import Check, Suite
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-
-_MODULE = """\
-import json, sys
-import torch
-from sparrow_core import registry, testing
-case = json.loads(sys.argv[1])
-plugin = registry.load(case["group"], case["name"])
-members = {case["attribute"]: plugin, "config": plugin.Config.model_validate(case["settings"])}
-if case["dtype"]:
-    dtype = getattr(torch, case["dtype"])
-    members |= {"device": case["device"], "dtype": dtype, "lse_atol": 2e-3 if dtype.itemsize < 4 else 1e-4}
-TestPlugin = type("TestPlugin", (getattr(testing, case["suite"]),), members)
-"""
-
-_RUNNER = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])["path"]
-import pytest
-root = sys.argv[2]
-sys.exit(pytest.main([
-    root + "/test_plugin.py", "--rootdir", root, "-c", root + "/pytest.ini", "--import-mode", "importlib",
-    "-p", "no:cacheprovider", "-q", "--tb", "native", "--junit-xml", root + "/report.xml",
-]))
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """One test of the suite. ``message`` and ``place`` are empty for one that passed."""
-
-    title: str
-    outcome: Outcome
-    message: str = ""
-    place: str = ""
 
 
 def doctor(
@@ -100,6 +41,7 @@ def doctor(
 
     from sparrow_core import registry
     from sparrow_core.cli.common import console
+    from sparrow_core.testing.run import SUITES, Case, run_suite
 
     if dtype not in _DTYPES:
         raise InputError(f"dtype={dtype!r} must be one of {', '.join(_DTYPES)}")
@@ -111,25 +53,16 @@ def doctor(
     except PluginError as error:
         console.print(f"[red]cannot be used:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from error
-    suite = _SUITES.get(group)
+    suite = SUITES.get(group)
     if suite is None:
         if settings:
             raise InputError(f"{short} have no conformance suite, so {settings[0]!r} would be of no use; leave it out")
         console.print(f"loads; {short} have no conformance suite, so nothing else was checked")
         return
     _require_pytest(suite)
-    case = {
-        "path": sys.path,
-        "group": group,
-        "name": plugin_name,
-        "suite": suite.name,
-        "attribute": suite.attribute,
-        "settings": _settings(plugin, plugin_name, settings or []),
-        "device": device,
-        "dtype": dtype if suite.on_device else None,
-    }
+    case = Case(group, plugin_name, _settings(plugin, plugin_name, settings or []), device, dtype)
     with console.status("running the conformance suite"):
-        checks = _run(case, _source_file(plugin))
+        checks = run_suite(case, _home(plugin))
     _print(checks, suite)
     if not _is_well(checks):
         raise typer.Exit(1)
@@ -200,7 +133,7 @@ def _origin(group: str, name: str) -> str:
     return " and ".join(f"{info.target} of {info.origin}" for info in infos)
 
 
-def _require_pytest(suite: _Suite) -> None:
+def _require_pytest(suite: Suite) -> None:
     needed = ["pytest", "hypothesis"] if suite.on_device else ["pytest"]
     missing = [package for package in needed if find_spec(package) is None]
     if missing:
@@ -219,82 +152,48 @@ def _settings(plugin: Any, name: str, texts: list[str]) -> dict[str, Any]:
     return result
 
 
-def _source_file(plugin: Any) -> str:
-    return getattr(sys.modules.get(plugin.__module__), "__file__", None) or ""
+def _home(plugin: Any) -> Path:
+    """The plugin's top-level package directory, or its file where it is a module of its own."""
+    module = sys.modules[plugin.__module__.partition(".")[0]]
+    return Path(module.__path__[0] if hasattr(module, "__path__") else module.__file__ or "")
 
 
-def _run(case: dict[str, Any], source: str) -> list[_Check]:
-    """Every check of the suite. A run that ends before pytest can report is one failed check that says so."""
-    with tempfile.TemporaryDirectory(prefix="sparrow-doctor-") as root:
-        for file, text in (("test_plugin.py", _MODULE), ("run.py", _RUNNER), ("pytest.ini", "[pytest]\n")):
-            Path(root, file).write_text(text, encoding="utf-8")
-        environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_STORAGE_DIRECTORY": root}
-        environment.pop("PYTEST_ADDOPTS", None)
-        done = subprocess.run(
-            [sys.executable, f"{root}/run.py", json.dumps(case), root],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        report = Path(root, "report.xml")
-        if done.returncode in (0, 1, 2) and report.exists():
-            return [_check(each, source) for each in ElementTree.parse(report).iter("testcase")]
-    ending = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    last = (done.stdout + done.stderr).strip().splitlines()[-12:]
-    return [_Check("the suite runs to its end", "failed", "\n".join([f"the process ended with {ending}", *last]))]
-
-
-def _check(case: ElementTree.Element, source: str) -> _Check:
-    title = case.get("name", "").removeprefix("test_").replace("_", " ")
-    for kind in ("failure", "error"):
-        found = case.find(kind)
-        if found is not None:
-            text = found.text or ""
-            return _Check(title, "failed", _message(found.get("message", ""), text), _place(text, source))
-    skipped = case.find("skipped")
-    if skipped is not None:
-        return _Check(title, "skipped", skipped.get("message", ""))
-    return _Check(title, "passed")
-
-
-def _message(message: str, text: str) -> str:
-    """The error, and the example that hypothesis found, in a few lines."""
-    lines = [line for line in message.splitlines() if line.strip()][:6]
-    example = re.search(r"^.*Falsifying example:.*?\n.*?^\s*\|?\s*\)$", text, re.MULTILINE | re.DOTALL)
-    return "\n".join([*lines, *(example.group().splitlines()[:12] if example else [])])
-
-
-def _place(text: str, source: str) -> str:
-    """The last line of the plugin's own file that ran before the error; empty when none did."""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', text)
-    own = [(line, function) for file, line, function in frames if source and Path(file) == Path(source)]
-    return f"{source}:{own[-1][0]} in {own[-1][1]}" if own else ""
-
-
-def _is_well(checks: list[_Check]) -> bool:
+def _is_well(checks: list[Check]) -> bool:
     outcomes = {check.outcome for check in checks}
     return "passed" in outcomes and "failed" not in outcomes
 
 
-def _print(checks: list[_Check], suite: _Suite) -> None:
+def _print(checks: list[Check], suite: Suite) -> None:
+    """Failures first, those of one cause together; then what was skipped, and the counts."""
     from rich.markup import escape
 
     from sparrow_core.cli.common import console
 
-    for outcome, color in (("failed", "red"), ("skipped", "yellow")):
-        same: dict[tuple[str, str], list[str]] = {}
-        for check in checks:
-            if check.outcome == outcome:
-                same.setdefault((check.message, check.place), []).append(check.title)
-        for (message, place), titles in same.items():
-            for title in titles:
-                console.print(f"[{color}]{outcome}:[/] {escape(title)}", soft_wrap=True)
-            for line in [*message.splitlines(), *([f"at {place}"] if place else [])]:
-                console.print(f"    {escape(line)}", soft_wrap=True)
-    counts = {outcome: sum(check.outcome == outcome for check in checks) for outcome in ("passed", "failed", "skipped")}
+    failed = [check for check in checks if check.outcome == "failed"]
+    for (message, place), titles in _causes(failed).items():
+        for line in titles:
+            console.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
+        for line in [*message.splitlines(), *([f"at {place}"] if place else [])]:
+            console.print(f"    {escape(line)}", soft_wrap=True)
+    reasons = Counter(check.message for check in checks if check.outcome == "skipped")
+    for reason, count in reasons.items():
+        console.print(f"[yellow]skipped:[/] {count} x {escape(reason)}", soft_wrap=True)
+    counts = {"passed": len(checks) - len(failed) - reasons.total(), "failed": len(failed), "skipped": reasons.total()}
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count or outcome == "passed")
+    hint = "" if counts["passed"] or failed else "; no check could be made"
     color = "green" if _is_well(checks) else "red"
-    hint = "" if counts["passed"] or counts["failed"] else "; no check could be made"
     console.print(f"[{color}]{suite.name}:[/] {summary}{hint}")
+
+
+def _causes(failed: list[Check]) -> dict[tuple[str, str], list[str]]:
+    """Titles by (message, place). Of a check that fails in several cases, the first one's message stands for all."""
+    by_title: dict[str, list[Check]] = {}
+    for check in failed:
+        by_title.setdefault(check.title, []).append(check)
+    causes: dict[tuple[str, str], list[str]] = {}
+    for title, cases in by_title.items():
+        first = cases[0]
+        more = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+        line = f"{title} ({first.case}{more})" if first.case else title
+        causes.setdefault((first.message, first.place), []).append(line)
+    return causes

@@ -105,7 +105,8 @@ class BackendConformance:
         assert self.backend.api_version == API_VERSION
         assert isinstance(self.backend.capabilities, Capabilities)
         shape = AttentionShape(1, 2 * self.usual_group_size, 2, self.usual_head_dim)
-        assert self.under_test.reasons(shape, self.usual_page_size) == [], "the usual sizes must be supported"
+        reasons = self.under_test.reasons(shape, self.usual_page_size)
+        assert reasons == [], f"the usual sizes must be supported, but: {'; '.join(reasons)}"
 
     def test_decode_of_all_pages_is_dense(self, page_size: int, group_size: int) -> None:
         lengths = [0, 1, *lengths_of_interest(page_size, 3)]
@@ -180,7 +181,7 @@ class BackendConformance:
             for world in (base, changed):
                 world.fill([max(0, length - 1) for length in lengths])
                 results.append(world.decode(lengths, chosen)[0])
-            assert torch.equal(*results)
+            assert torch.equal(*results), "attention changed with where pages lie or what unused slots hold"
 
     def test_shared_pages_serve_every_holder(self) -> None:
         size = self.usual_page_size
