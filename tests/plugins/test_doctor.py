@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,17 @@ from sparrow_core import registry
 from sparrow_core.cli import main
 from sparrow_core.contracts import API_VERSION
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 Capture = pytest.CaptureFixture[str]
+
+
+def test_the_examples_pass_their_own_tests(installed: Path, tmp_path: Path) -> None:
+    tests = [str(EXAMPLES / name / "tests") for name in ("plugin_policy", "plugin_backend")]
+    options = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(EXAMPLES)]
+    environment = os.environ | {"PYTHONPATH": str(installed), "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path)}
+    command = [sys.executable, "-m", "pytest", *options, *tests]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_list_shows_each_plugin_with_its_origin_and_broken_ones_with_the_reason(
@@ -29,19 +43,23 @@ def test_the_list_shows_each_plugin_with_its_origin_and_broken_ones_with_the_rea
 
 
 @pytest.mark.parametrize(
-    ("arguments", "passed"),
+    ("arguments", "suite"),
     [
-        (["backends/chunked", "chunk_pages=2", "--dtype", "bfloat16"], "BackendConformance: 96 passed"),
-        (["sparrow_proportional:ProportionalPolicy", "share=0.25"], "PolicyConformance: 7 passed"),
-        (["analytic", "model=qwen3-4b"], "CostModelConformance: 10 passed"),
+        (["backends/chunked", "chunk_pages=2", "--dtype", "bfloat16"], "BackendConformance"),
+        (["sparrow_proportional:ProportionalPolicy", "share=0.25"], "PolicyConformance"),
+        (["window"], "SelectorConformance"),
+        (["analytic", "model=qwen3-4b"], "CostModelConformance"),
     ],
-    ids=["example backend", "example policy by its path", "built-in cost model"],
+    ids=["example backend", "example policy by its path", "built-in selector", "built-in cost model"],
 )
-def test_doctor_passes_a_good_plugin(site: Path, capsys: Capture, arguments: list[str], passed: str) -> None:
+def test_doctor_passes_a_good_plugin_and_leaves_nothing_behind(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, arguments: list[str], suite: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["plugins", "doctor", *arguments]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == passed
-    assert "failed" not in out
+    assert re.fullmatch(rf"{suite}: \d+ passed", out.splitlines()[-1]), "nothing failed or was skipped"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_policy_that_raises_in_observe_is_reported_once_with_the_place(site: Path, capsys: Capture) -> None:
@@ -51,7 +69,7 @@ def test_a_policy_that_raises_in_observe_is_reported_once_with_the_place(site: P
     assert "failed: saved state continues identically" in out
     assert out.count("ZeroDivisionError: no tokens in bin 3") == 1
     assert f"at {site / 'broken_policies.py'}:20 in observe" in out
-    assert out.splitlines()[-1] == "PolicyConformance: 1 passed, 6 failed"
+    assert re.fullmatch(r"PolicyConformance: 1 passed, \d+ failed", out.splitlines()[-1])
 
 
 def test_a_policy_below_the_least_budget_is_told_both_numbers(site: Path, capsys: Capture) -> None:
@@ -115,14 +133,6 @@ def test_missing_pytest_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Captur
     monkeypatch.setattr("sparrow_core.cli.doctor.find_spec", without)
     assert main(["plugins", "doctor", "dense"]) == 2
     assert "PolicyConformance needs pytest; run pip install pytest" in capsys.readouterr().err
-
-
-def test_doctor_leaves_the_working_directory_as_it_was(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["plugins", "doctor", "window"]) == 0
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("group", registry.GROUPS)
