@@ -1,10 +1,10 @@
 """Kernel timings on one CUDA device: ours beside FlashInfer and beside the byte floor, in one run.
 
-usage: python benchmarks/kernels.py OUT.json [--sweep] [--no-flashinfer] [--only PREFIX]
+usage: python benchmarks/kernels.py OUT.json [--sweep KIND] [--no-flashinfer] [--only PREFIX]
 
 Each figure is the time of one call inside a CUDA graph of several calls, the median over replays; competitors are
 replayed in turn. Working sets are many times the second-level cache, or the calls of a graph rotate over copies that
-are. ``--sweep`` also times every candidate tuning, from which the tables of ``tuning_for`` were chosen.
+are. ``--sweep decode`` or ``select`` also times candidate tunings, from which the tables of ``tuning_for`` were chosen.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ SELECT = [
 
 def graph_of(calls: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls:
             call()
@@ -165,12 +166,21 @@ DECODE_TUNINGS = [
 """The best few of 29 that were tried; the rest lost by 1 % to 60 %."""
 SELECT_TUNINGS = [
     *(
-        selection.SelectTuning(chunk, steps, 1, warps, select_warps)
-        for chunk, warps in ((32, 2), (64, 4), (128, 4), (128, 8))
-        for steps in (1, 2, 4)
+        selection.SelectTuning(heads, chunk, steps, warps, select_warps)
+        for heads, chunk, steps, warps in (
+            (8, 8, 1, 4),
+            (8, 8, 2, 4),
+            (8, 8, 4, 4),
+            (8, 16, 1, 4),
+            (8, 16, 2, 8),
+            (4, 16, 1, 4),
+            (2, 32, 1, 4),
+            (1, 64, 1, 4),
+            (1, 64, 2, 4),
+            (1, 128, 1, 8),
+        )
         for select_warps in (2, 4)
     ),
-    *(selection.SelectTuning(32, steps, 3, 2, select_warps) for steps in (4, 8, 16) for select_warps in (2, 4)),
 ]
 
 
@@ -415,15 +425,18 @@ def show(row: Row) -> None:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--sweep", choices=["decode", "select"])
     parser.add_argument("--no-flashinfer", action="store_true")
     parser.add_argument("--only", default="")
     options = parser.parse_args(arguments)
     flashinfer = None if options.no_flashinfer else FlashInfer()
     jobs: list[tuple[str, Callable[[], Row]]] = [
-        *((case.name, lambda case=case: select_row(case, options.sweep)) for case in SELECT),
+        *((case.name, lambda case=case: select_row(case, options.sweep == "select")) for case in SELECT),
         ("quest", lambda: select_row(SELECT[1], False, "quest")),
-        *((case.name, lambda case=case: decode_row(case, flashinfer, options.sweep)) for case in SELECTED + DENSE),
+        *(
+            (case.name, lambda case=case: decode_row(case, flashinfer, options.sweep == "decode"))
+            for case in SELECTED + DENSE
+        ),
         *(
             (name, lambda name=name, batch=batch, group=group: append_row(Case(name, batch, 4096, group)))
             for name, batch, group in (("append B16 g4", 16, 4), ("append B32 g2", 32, 2), ("append B64 g2", 64, 2))

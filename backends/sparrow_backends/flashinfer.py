@@ -40,7 +40,7 @@ class FlashInferBackend(AttentionBackend):
         self._flashinfer: Any = flashinfer
         self._writer = PagedWriter(cache, selector)
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=cache.device)
-        self._prefill: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND")
+        self._prefill: Any = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "HND", backend="fa2")
         self._dense: Any = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             self._workspace, "HND", use_tensor_cores=True, backend="fa2"
         )

@@ -93,17 +93,17 @@ def landmark_pool(
 
 @pytest.mark.parametrize("kind", ["mean", "quest"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("group", [1, 5, 8] if CUDA else [5], ids="group={}".format)
-def test_by_landmarks(kind: ScoreKind, dtype: torch.dtype, group: int, device: torch.device) -> None:
+@pytest.mark.parametrize(("group", "heads"), [(1, 1), (5, 4), (8, 2)] if CUDA else [(5, 4)], ids=str)
+def test_by_landmarks(kind: ScoreKind, dtype: torch.dtype, group: int, heads: int, device: torch.device) -> None:
     torch.manual_seed(3)
     lengths, budgets = [0, 1, 16, 47, 48, 1100, 777], [3, 1, 2, 2, 5, 20, 4]
-    marks, table_BW, lengths_B = landmark_pool(lengths, 2, 1 if kind == "mean" else 2, 64, dtype, device)
-    q_BND = torch.randn(len(lengths), 2 * group, 64, device=device).to(dtype)
+    marks, table_BW, lengths_B = landmark_pool(lengths, 3, 1 if kind == "mean" else 2, 64, dtype, device)
+    q_BND = torch.randn(len(lengths), 3 * group, 64, device=device).to(dtype)
     q_BND[0] = torch.nan
     budgets_B = torch.tensor(budgets, dtype=torch.int32, device=device)
     rule = {"max_selected": 20, **RULE}
     pages_BKJ, counts_BK = select_by_landmarks(
-        q_BND, marks, table_BW, lengths_B, budgets_B, kind=kind, tuning=SelectTuning(16, 2, 2, 4, 1), **rule
+        q_BND, marks, table_BW, lengths_B, budgets_B, kind=kind, tuning=SelectTuning(heads, 16, 2, 4, 1), **rule
     )
     score = {"mean": page_scores.mean_landmark, "quest": page_scores.quest}[kind]
     scores_BKW = score(q_BND.double(), marks.double(), table_BW, lengths_B, 16)

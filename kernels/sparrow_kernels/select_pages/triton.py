@@ -35,12 +35,12 @@ _MAX_BLOCK = 4096
 class SelectTuning:
     """How the work is cut; has no influence on results."""
 
+    heads: int
+    """KV heads scored by a program, a power of two."""
     chunk: int
     """Pages scored at once by a program."""
     steps: int
     """Chunks per program, one after another."""
-    num_stages: int
-    """Chunks in flight per program, and one more."""
     num_warps: int
     """Warps of a program that scores."""
     select_warps: int
@@ -48,9 +48,9 @@ class SelectTuning:
 
 
 def tuning_for(head_dim: int, vectors: int, width: int) -> SelectTuning:
-    """The tuning by landmark bytes per page and pages per row."""
-    chunk = max(16, 8192 // (head_dim * vectors))
-    return SelectTuning(chunk=chunk, steps=8, num_stages=4, num_warps=4, select_warps=_select_warps(width))
+    """The tuning by landmark size and pages per row."""
+    chunk = max(4, 2048 // (head_dim * vectors))
+    return SelectTuning(heads=8, chunk=chunk, steps=1, num_warps=4, select_warps=_select_warps(width))
 
 
 def scores_head_dim(head_dim: int) -> bool:
@@ -134,7 +134,7 @@ def select_by_landmarks(
     assert scores.numel() >= B * K * W
     pages_BKJ, counts_BK = out or _results(B, K, max_selected, q_BND.device)
     early = overlaps_launches(q_BND.device)
-    _score[(K, triton.cdiv(W, tuning.chunk * tuning.steps), B)](
+    _score[(triton.cdiv(K, tuning.heads), triton.cdiv(W, tuning.chunk * tuning.steps), B)](
         q_BND,
         landmarks_PKMD,
         page_table_BW,
@@ -146,15 +146,15 @@ def select_by_landmarks(
         page_table_BW.stride(0),
         W,
         max_selected,
+        K=K,
         G=N // K,
-        GROUP=triton.next_power_of_2(N // K),
         M=M,
         D=D,
         S=page_size,
         RECENT=recent_pages,
+        HEADS=min(tuning.heads, triton.next_power_of_2(K)),
         CHUNK=tuning.chunk,
         STEPS=tuning.steps,
-        STAGES=tuning.num_stages,
         QUEST=kind == "quest",
         EARLY=early,
         num_warps=tuning.num_warps,
@@ -210,66 +210,59 @@ def _score(
     table_b,
     width,
     max_selected,
+    K: tl.constexpr,
     G: tl.constexpr,
-    GROUP: tl.constexpr,
     M: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
     RECENT: tl.constexpr,
+    HEADS: tl.constexpr,
     CHUNK: tl.constexpr,
     STEPS: tl.constexpr,
-    STAGES: tl.constexpr,
     QUEST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Scores of some pages of one row. The heads of a page, neighbors in memory, are read by neighboring programs.
-
-    The page past a row's end is page 0, read for nothing.
-    """
+    """Scores of some pages of one sequence for ``HEADS`` KV heads, which lie side by side in a page's landmarks."""
     if EARLY:
         launch_dependents()
-    head = tl.program_id(0)
-    b = tl.program_id(2).to(tl.int64)
     first = tl.program_id(1) * (CHUNK * STEPS)
+    b = tl.program_id(2).to(tl.int64)
     table_row = table + b * table_b
     page_C = first + tl.arange(0, CHUNK)
     physical_C = tl.load(table_row + page_C, mask=page_C < width, other=0)
     num_pages = (tl.load(lengths + b) + S - 1) // S
     budget = tl.minimum(tl.load(budgets + b), max_selected)
-    q_head = q + b * q_b + head * G * q_n
-    mean_D = _mean_query(q_head, q_n, G, GROUP, D)
+    head_H = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    q_HD = q + b * q_b + head_H[:, None] * (G * q_n) + tl.arange(0, D)[None, :]
+    mean_HD = tl.zeros([HEADS, D], tl.float32)
+    if not QUEST:
+        for g in tl.static_range(G):
+            mean_HD += tl.load(q_HD + g * q_n, mask=head_H[:, None] < K, other=0.0).to(tl.float32)
+        mean_HD = mean_HD / G
     scored = tl.where(num_pages <= budget, 0, num_pages - RECENT)
     if first >= scored:
         return
-    dims = tl.arange(0, D)
-    mark_head = landmarks + head * (M * D) + dims[None, :]
-    scores_row = scores + (b * tl.num_programs(0) + head) * width
-    stop = tl.minimum(first + CHUNK * STEPS, scored)
-    for _ in tl.range(first, stop, CHUNK, num_stages=STAGES):
-        live_C = page_C < stop
-        mark_CD = mark_head + tl.where(live_C, physical_C, 0).to(tl.int64)[:, None] * landmarks_page
-        low_CD = tl.load(mark_CD).to(tl.float32)
+    mark_HD = landmarks + head_H[:, None] * (M * D) + tl.arange(0, D)[None, :]
+    scores_H = scores + (b * K + head_H) * width
+    for step in tl.static_range(STEPS):
+        live_CH = (page_C < scored)[:, None] & (head_H < K)[None, :]
+        at_C = tl.where(page_C < scored, physical_C, 0).to(tl.int64) * landmarks_page
+        mark_CHD = mark_HD[None, :, :] + at_C[:, None, None]
+        low_CHD = tl.load(mark_CHD, mask=live_CH[:, :, None], other=0.0).to(tl.float32)
         next_C = page_C + CHUNK
-        physical_C = tl.load(table_row + next_C, mask=next_C < stop, other=0)
+        if step + 1 < STEPS:
+            physical_C = tl.load(table_row + next_C, mask=next_C < width, other=0)
         if QUEST:
-            high_CD = tl.load(mark_CD + D).to(tl.float32)
-            score_C = tl.full([CHUNK], -float("inf"), tl.float32)
+            high_CHD = tl.load(mark_CHD + D, mask=live_CH[:, :, None], other=0.0).to(tl.float32)
+            score_CH = tl.full([CHUNK, HEADS], -float("inf"), tl.float32)
             for g in tl.static_range(G):
-                q_D = tl.load(q_head + g * q_n + dims).to(tl.float32)
-                bound_CD = tl.where(q_D[None, :] > 0, high_CD, low_CD) * q_D[None, :]
-                score_C = tl.maximum(score_C, tl.sum(bound_CD, 1))
+                one_HD = tl.load(q_HD + g * q_n, mask=head_H[:, None] < K, other=0.0).to(tl.float32)[None, :, :]
+                bound_CHD = tl.where(one_HD > 0, high_CHD, low_CHD) * one_HD
+                score_CH = tl.maximum(score_CH, tl.sum(bound_CHD, 2))
         else:
-            score_C = tl.sum(low_CD * mean_D[None, :], 1)
-        tl.store(scores_row + page_C, score_C, mask=live_C)
+            score_CH = tl.sum(low_CHD * mean_HD[None, :, :], 2)
+        tl.store(scores_H[None, :] + page_C[:, None], score_CH, mask=live_CH)
         page_C = next_C
-
-
-@triton.jit
-def _mean_query(q_head, q_n, G: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr):
-    group = tl.arange(0, GROUP)
-    dims = tl.arange(0, D)
-    q_GD = tl.load(q_head + group[:, None] * q_n + dims[None, :], mask=group[:, None] < G, other=0.0)
-    return tl.sum(q_GD.to(tl.float32), 0) / G
 
 
 @triton.jit
