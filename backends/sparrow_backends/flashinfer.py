@@ -64,7 +64,7 @@ class FlashInferBackend(AttentionBackend):
                 "flashinfer-python is not installed; install sparrow-rollout[gpu] or use attention.backend=triton"
             )
         if device.type != "cuda":
-            reasons.append(f"flashinfer needs a CUDA device, not {device.type}; use attention.backend=reference")
+            reasons.append(f"flashinfer needs a CUDA device, not {device.type}; use attention.backend=sdpa")
         if dtype not in (torch.bfloat16, torch.float16):
             reasons.append(f"flashinfer serves bfloat16 and float16, not {dtype}; use attention.backend=triton")
         if shape.head_dim not in (64, 128, 256):

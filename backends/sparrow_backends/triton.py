@@ -57,19 +57,19 @@ class TritonBackend(AttentionBackend):
     ) -> list[str]:
         reasons = []
         if device.type != "cuda" and not interpreted():
-            reasons.append(f"triton needs a CUDA device, not {device.type}; use attention.backend=reference")
+            reasons.append(f"triton needs a CUDA device, not {device.type}; use attention.backend=sdpa")
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-            reasons.append("triton needs compute capability 8.0 or newer; use attention.backend=reference")
+            reasons.append("triton needs compute capability 8.0 or newer; use attention.backend=sdpa")
         if dtype not in _DTYPES:
-            reasons.append(f"triton serves bfloat16, float16 and float32, not {dtype}; use attention.backend=reference")
+            reasons.append(f"triton serves bfloat16, float16 and float32, not {dtype}; use attention.backend=sdpa")
         if shape.head_dim not in (16, 32, 64, 128, 256):
             reasons.append(
-                f"triton serves head_dim 16, 32, 64, 128 and 256, not {shape.head_dim}; use attention.backend=reference"
+                f"triton serves head_dim 16, 32, 64, 128 and 256, not {shape.head_dim}; use attention.backend=sdpa"
             )
         if shape.group_size > _MAX_GROUP:
             reasons.append(
                 f"triton serves up to {_MAX_GROUP} query heads per KV head, not {shape.group_size}; "
-                "use attention.backend=reference"
+                "use attention.backend=sdpa"
             )
         return reasons
 

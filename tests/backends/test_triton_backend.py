@@ -58,7 +58,7 @@ def test_says_what_it_cannot_serve_and_what_can(head_dim: int, dtype: torch.dtyp
     reasons = TritonBackend.unsupported(shape, SparseLayout(), MeanLandmark, dtype, torch.device(TestTriton.device))
     assert len(reasons) == 1
     assert named in reasons[0]
-    assert "attention.backend=reference" in reasons[0]
+    assert "attention.backend=sdpa" in reasons[0]
 
 
 def test_needs_a_gpu_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,4 +66,4 @@ def test_needs_a_gpu_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = TritonBackend.unsupported(
         AttentionShape(1, 4, 2, 64), SparseLayout(), MeanLandmark, torch.bfloat16, torch.device("cpu")
     )
-    assert reasons == ["triton needs a CUDA device, not cpu; use attention.backend=reference"]
+    assert reasons == ["triton needs a CUDA device, not cpu; use attention.backend=sdpa"]
