@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import triton
 
+from sparrow_kernels.page_scores.triton import ScoreKind, ScoreTuning
 from sparrow_kernels.paged_append.triton import QKNormRope, decode_append, decode_norm_rope_append
 from sparrow_kernels.paged_attention import triton as attention
 from sparrow_kernels.paged_attention.triton_prefill import paged_prefill
@@ -166,7 +167,7 @@ DECODE_TUNINGS = [
 """The best few of 29 that were tried; the rest lost by 1 % to 60 %."""
 SELECT_TUNINGS = [
     *(
-        selection.SelectTuning(heads, chunk, steps, warps, select_warps)
+        selection.SelectTuning(ScoreTuning(heads, chunk, steps, warps), select_warps)
         for heads, chunk, steps, warps in (
             (8, 8, 1, 4),
             (8, 8, 2, 4),
@@ -310,7 +311,7 @@ def sweep_decode(
     return sorted(results, key=lambda result: float(result.get("us", 1e9)))
 
 
-def select_row(case: Case, sweep: bool, kind: selection.ScoreKind = "mean") -> Row:
+def select_row(case: Case, sweep: bool, kind: ScoreKind = "mean") -> Row:
     torch.manual_seed(0)
     lengths_B = lengths_of(case)
     width, copies = -(-case.length // SIZE), 6

@@ -10,7 +10,8 @@ from sparrow_backends.selectors.quest import Quest
 from sparrow_core.cache import DecodeBatch, LayerCache, PagedKVCache, PrefillBatch
 from sparrow_core.contracts import PageSelector
 from sparrow_kernels.paged_append.naive import decode_slots, filled_pages, prefill_slots
-from sparrow_kernels.paged_append.triton import LandmarkKind, decode_append, prefill_append, write_landmarks
+from sparrow_kernels.paged_append.triton import LandmarkKind, decode_append, write_landmarks
+from sparrow_kernels.paged_append.triton_prefill import prefill_append
 
 _KERNEL_LANDMARKS: dict[type[PageSelector], LandmarkKind] = {
     MeanLandmark: "mean",

@@ -13,9 +13,9 @@ from sparrow_kernels.paged_append.triton import (
     QKNormRope,
     decode_append,
     decode_norm_rope_append,
-    prefill_append,
     write_landmarks,
 )
+from sparrow_kernels.paged_append.triton_prefill import prefill_append
 
 KINDS: list[LandmarkKind] = ["none", "mean", "min_max"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sparrow_kernels.page_scores import naive as page_scores
+from sparrow_kernels.page_scores.triton import ScoreKind, ScoreTuning
 from sparrow_kernels.select_pages import naive
 from sparrow_kernels.select_pages.triton import (
-    ScoreKind,
     SelectTuning,
     select_by_landmarks,
     select_pages,
@@ -103,7 +103,14 @@ def test_by_landmarks(kind: ScoreKind, dtype: torch.dtype, group: int, heads: in
     budgets_B = torch.tensor(budgets, dtype=torch.int32, device=device)
     rule = {"max_selected": 20, **RULE}
     pages_BKJ, counts_BK = select_by_landmarks(
-        q_BND, marks, table_BW, lengths_B, budgets_B, kind=kind, tuning=SelectTuning(heads, 16, 2, 4, 1), **rule
+        q_BND,
+        marks,
+        table_BW,
+        lengths_B,
+        budgets_B,
+        kind=kind,
+        tuning=SelectTuning(ScoreTuning(heads, 16, 2, 4), 1),
+        **rule,
     )
     score = {"mean": page_scores.mean_landmark, "quest": page_scores.quest}[kind]
     scores_BKW = score(q_BND.double(), marks.double(), table_BW, lengths_B, 16)

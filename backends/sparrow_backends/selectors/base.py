@@ -12,7 +12,7 @@ from sparrow_core.contracts import PageSelector
 from sparrow_kernels.select_pages.naive import select_pages
 
 if TYPE_CHECKING:
-    from sparrow_kernels.select_pages.triton import ScoreKind
+    from sparrow_kernels.page_scores.triton import ScoreKind
 
 
 class _Rule(TypedDict):
@@ -49,10 +49,11 @@ class ScoredSelector(PageSelector):
     def _select_by_kernel(
         self, q_BND: torch.Tensor, cache: LayerCache, batch: DecodeBatch, rule: _Rule
     ) -> PageSelection:
+        from sparrow_kernels.page_scores.triton import scores_head_dim
         from sparrow_kernels.select_pages import triton as kernels
 
         where = (batch.page_table_BW, batch.lengths_B, batch.budgets_B)
-        if self.kernel_score is not None and kernels.scores_head_dim(q_BND.shape[2]):
+        if self.kernel_score is not None and scores_head_dim(q_BND.shape[2]):
             marks_PKMD = cache.landmarks_PKMD
             return PageSelection(
                 *kernels.select_by_landmarks(q_BND, marks_PKMD, *where, kind=self.kernel_score, **rule)

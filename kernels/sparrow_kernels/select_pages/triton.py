@@ -13,15 +13,13 @@ and KV head) selects. On Hopper and newer the second is launched early and prepa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
 
-from sparrow_kernels.early_launch import launch_dependents, overlaps_launches, wait_for_previous
-
-ScoreKind = Literal["mean", "quest"]
+from sparrow_kernels.early_launch import overlaps_launches, wait_for_previous
+from sparrow_kernels.page_scores.triton import SCORE_VECTORS, ScoreKind, ScoreTuning, score_pages, score_tuning_for
 
 _FORCED = tl.constexpr(0xFFFFFFFF)
 """Key of a forced page, above that of any score."""
@@ -35,27 +33,14 @@ _MAX_BLOCK = 4096
 class SelectTuning:
     """How the work is cut; has no influence on results."""
 
-    heads: int
-    """KV heads scored by a program, a power of two."""
-    chunk: int
-    """Pages scored at once by a program."""
-    steps: int
-    """Chunks per program, one after another."""
+    score: ScoreTuning
     num_warps: int
-    """Warps of a program that scores."""
-    select_warps: int
     """Warps of a program that selects."""
 
 
 def tuning_for(head_dim: int, vectors: int, width: int) -> SelectTuning:
     """The tuning by landmark size and pages per row."""
-    chunk = max(4, 2048 // (head_dim * vectors))
-    return SelectTuning(heads=8, chunk=chunk, steps=1, num_warps=4, select_warps=_select_warps(width))
-
-
-def scores_head_dim(head_dim: int) -> bool:
-    """Whether ``select_by_landmarks`` serves this head size: a power of two from 16."""
-    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
+    return SelectTuning(score_tuning_for(head_dim, vectors), _select_warps(width))
 
 
 def _select_warps(width: int) -> int:
@@ -121,43 +106,27 @@ def select_by_landmarks(
     Returns:
         int32 physical pages ``[B, K, J]`` in ascending logical order, 0 past the count, and int32 counts ``[B, K]``.
     """
-    B, N, D = q_BND.shape
-    _, K, M, _ = landmarks_PKMD.shape
+    B, _, D = q_BND.shape
+    K = landmarks_PKMD.shape[1]
     W = page_table_BW.shape[1]
-    vectors = {"mean": 1, "quest": 2}[kind]
-    assert vectors <= M
-    assert landmarks_PKMD.stride()[1:] == (M * D, D, 1), "landmarks must be contiguous"
-    assert q_BND.stride(2) == 1
-    assert page_table_BW.stride(1) == 1
-    tuning = tuning or tuning_for(D, vectors, W)
+    tuning = tuning or tuning_for(D, SCORE_VECTORS[kind], W)
     scores = torch.empty(B * K * W, dtype=torch.float32, device=q_BND.device) if scratch is None else scratch
     assert scores.numel() >= B * K * W
     pages_BKJ, counts_BK = out or _results(B, K, max_selected, q_BND.device)
     early = overlaps_launches(q_BND.device)
-    _score[(triton.cdiv(K, tuning.heads), triton.cdiv(W, tuning.chunk * tuning.steps), B)](
+    score_pages(
         q_BND,
         landmarks_PKMD,
         page_table_BW,
         lengths_B,
         budgets_B,
         scores,
-        *q_BND.stride()[:2],
-        landmarks_PKMD.stride(0),
-        page_table_BW.stride(0),
-        W,
-        max_selected,
-        K=K,
-        G=N // K,
-        M=M,
-        D=D,
-        S=page_size,
-        RECENT=recent_pages,
-        HEADS=min(tuning.heads, triton.next_power_of_2(K)),
-        CHUNK=tuning.chunk,
-        STEPS=tuning.steps,
-        QUEST=kind == "quest",
-        EARLY=early,
-        num_warps=tuning.num_warps,
+        kind=kind,
+        page_size=page_size,
+        recent_pages=recent_pages,
+        max_selected=max_selected,
+        tuning=tuning.score,
+        early=early,
     )
     _select[(K, B)](
         scores,
@@ -171,7 +140,7 @@ def select_by_landmarks(
         max_selected,
         **_rule(W, page_size, sink_pages, recent_pages),
         EARLY=early,
-        num_warps=tuning.select_warps,
+        num_warps=tuning.num_warps,
         **({"launch_pdl": True} if early else {}),
     )
     return pages_BKJ, counts_BK
@@ -194,75 +163,6 @@ def _results(B: int, K: int, J: int, device: torch.device) -> tuple[torch.Tensor
 
 def _block(width: int) -> int:
     return min(_MAX_BLOCK, max(128, int(triton.next_power_of_2(width))))
-
-
-@triton.jit
-def _score(
-    q,
-    landmarks,
-    table,
-    lengths,
-    budgets,
-    scores,
-    q_b,
-    q_n,
-    landmarks_page,
-    table_b,
-    width,
-    max_selected,
-    K: tl.constexpr,
-    G: tl.constexpr,
-    M: tl.constexpr,
-    D: tl.constexpr,
-    S: tl.constexpr,
-    RECENT: tl.constexpr,
-    HEADS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    STEPS: tl.constexpr,
-    QUEST: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Scores of some pages of one sequence for ``HEADS`` KV heads, which lie side by side in a page's landmarks."""
-    if EARLY:
-        launch_dependents()
-    first = tl.program_id(1) * (CHUNK * STEPS)
-    b = tl.program_id(2).to(tl.int64)
-    table_row = table + b * table_b
-    page_C = first + tl.arange(0, CHUNK)
-    physical_C = tl.load(table_row + page_C, mask=page_C < width, other=0)
-    num_pages = (tl.load(lengths + b) + S - 1) // S
-    budget = tl.minimum(tl.load(budgets + b), max_selected)
-    head_H = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
-    q_HD = q + b * q_b + head_H[:, None] * (G * q_n) + tl.arange(0, D)[None, :]
-    mean_HD = tl.zeros([HEADS, D], tl.float32)
-    if not QUEST:
-        for g in tl.static_range(G):
-            mean_HD += tl.load(q_HD + g * q_n, mask=head_H[:, None] < K, other=0.0).to(tl.float32)
-        mean_HD = mean_HD / G
-    scored = tl.where(num_pages <= budget, 0, num_pages - RECENT)
-    if first >= scored:
-        return
-    mark_HD = landmarks + head_H[:, None] * (M * D) + tl.arange(0, D)[None, :]
-    scores_H = scores + (b * K + head_H) * width
-    for step in tl.static_range(STEPS):
-        live_CH = (page_C < scored)[:, None] & (head_H < K)[None, :]
-        at_C = tl.where(page_C < scored, physical_C, 0).to(tl.int64) * landmarks_page
-        mark_CHD = mark_HD[None, :, :] + at_C[:, None, None]
-        low_CHD = tl.load(mark_CHD, mask=live_CH[:, :, None], other=0.0).to(tl.float32)
-        next_C = page_C + CHUNK
-        if step + 1 < STEPS:
-            physical_C = tl.load(table_row + next_C, mask=next_C < width, other=0)
-        if QUEST:
-            high_CHD = tl.load(mark_CHD + D, mask=live_CH[:, :, None], other=0.0).to(tl.float32)
-            score_CH = tl.full([CHUNK, HEADS], -float("inf"), tl.float32)
-            for g in tl.static_range(G):
-                one_HD = tl.load(q_HD + g * q_n, mask=head_H[:, None] < K, other=0.0).to(tl.float32)[None, :, :]
-                bound_CHD = tl.where(one_HD > 0, high_CHD, low_CHD) * one_HD
-                score_CH = tl.maximum(score_CH, tl.sum(bound_CHD, 2))
-        else:
-            score_CH = tl.sum(low_CHD * mean_HD[None, :, :], 2)
-        tl.store(scores_H[None, :] + page_C[:, None], score_CH, mask=live_CH)
-        page_C = next_C
 
 
 @triton.jit
