@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,7 +27,7 @@ class FlashInferBackend(AttentionBackend):
     """Paged attention by FlashInfer's tensor-core kernels."""
 
     class Config(PluginConfig):
-        type: Literal["flashinfer"] = "flashinfer"
+        type: str = "flashinfer"
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         per_head_selection=True, device_budgets=False, graph_capture=False, lse=True

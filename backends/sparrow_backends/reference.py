@@ -5,7 +5,7 @@ Config: ``type: reference``.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -19,7 +19,7 @@ class ReferenceBackend(AttentionBackend):
     """Paged attention by gathering the selected pages and masking; arithmetic in float32 at least."""
 
     class Config(PluginConfig):
-        type: Literal["reference"] = "reference"
+        type: str = "reference"
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         per_head_selection=True, device_budgets=True, graph_capture=False, lse=True

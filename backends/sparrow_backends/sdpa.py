@@ -7,7 +7,7 @@ in place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,7 @@ class SdpaBackend(ReferenceBackend):
     """The reference's cache handling, with ``scaled_dot_product_attention`` for decode. Gives no LSE."""
 
     class Config(PluginConfig):
-        type: Literal["sdpa"] = "sdpa"
+        type: str = "sdpa"
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         per_head_selection=True, device_budgets=True, graph_capture=False, lse=False

@@ -8,7 +8,7 @@ follows whatever its tensors hold. Scratch space grows in ``plan``; older scratc
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -28,7 +28,7 @@ class TritonBackend(AttentionBackend):
     """Paged attention by the kernels of ``sparrow_kernels``."""
 
     class Config(PluginConfig):
-        type: Literal["triton"] = "triton"
+        type: str = "triton"
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         per_head_selection=True, device_budgets=True, graph_capture=True, lse=True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparrow_core import registry
+from sparrow_core.closed_loop import observe
 from sparrow_core.config import RunConfig, resolved
 from sparrow_core.contracts import SparsityPolicy
 from sparrow_core.engine.build import build_engine, build_policy, build_requests
@@ -68,7 +69,7 @@ def measure(
     stream = trace_set.mismatch(
         bin_tokens=config.mismatch.bin_tokens, num_bins=config.mismatch.num_bins, quantile=config.mismatch.quantile
     )
-    policy.observe(stream)
+    observe(policy, stream, name=config.policy.type, where="the end of the rollout")
     if noise is None:
         noise = measure_noise_floor(config, model, traces, progress)
     return Measurement(config, trace_set, stream, noise, stats)

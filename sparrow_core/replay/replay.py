@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from sparrow_core import registry
+from sparrow_core.closed_loop import observe
 from sparrow_core.contracts import CostModel, PluginConfig, SparsityPolicy
-from sparrow_core.errors import InputError, PluginError
+from sparrow_core.errors import InputError
 from sparrow_core.mismatch import BinStats, MismatchStream
 from sparrow_core.mismatch.stream import Kind
 from sparrow_core.replay.config import ReplayConfig
@@ -122,7 +123,7 @@ class Replayer:
             seen.append(self._outcome(name, policy.schedule(), step, self._draw(step)))
             if on_observation is not None:
                 on_observation(PolicyReplay(name, config, tau, tuple(seen), seen[-1]))
-            _observe(name, policy, seen[-1].stream, step)
+            observe(policy, seen[-1].stream, name=name, where=f"observation {step}")
         final = self._outcome(name, policy.schedule(), len(seen), None)
         return PolicyReplay(name, config, tau, tuple(seen), final)
 
@@ -181,17 +182,6 @@ class Replayer:
                 "record them with mismatch.exact=true, or set acceptance=lower"
             )
         return self.config.acceptance
-
-
-def _observe(name: str, policy: SparsityPolicy, stream: MismatchStream, step: int) -> None:
-    try:
-        policy.observe(stream)
-    except InputError:
-        raise
-    except Exception as error:
-        raise PluginError(
-            f"policy {name} failed in observe() at observation {step}: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _expanded(config: ReplayConfig, bins: Bins, acceptance: Kind) -> list[PluginConfig]:

@@ -5,7 +5,7 @@ Config: ``type: gqa_max_softmax``.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -20,7 +20,7 @@ class GqaMaxSoftmax(ScoredSelector):
     """Ranks pages by ``max_h softmax_w(q_h . mean(k_w) / sqrt(D))`` over the sequence's full pages."""
 
     class Config(PluginConfig):
-        type: Literal["gqa_max_softmax"] = "gqa_max_softmax"
+        type: str = "gqa_max_softmax"
 
     landmark_vectors: ClassVar[int] = 1
 

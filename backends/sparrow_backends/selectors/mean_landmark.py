@@ -7,7 +7,7 @@ The page score of Sparrow (arXiv 2606.08446).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -22,7 +22,7 @@ class MeanLandmark(ScoredSelector):
     """Ranks pages by the dot product of mean query and mean key."""
 
     class Config(PluginConfig):
-        type: Literal["mean_landmark"] = "mean_landmark"
+        type: str = "mean_landmark"
 
     landmark_vectors: ClassVar[int] = 1
     kernel_score = "mean"

@@ -8,7 +8,7 @@ GQA group decides.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -23,7 +23,7 @@ class Quest(ScoredSelector):
     """Ranks pages by ``max_h sum_d max(q_hd kmin_d, q_hd kmax_d)``."""
 
     class Config(PluginConfig):
-        type: Literal["quest"] = "quest"
+        type: str = "quest"
 
     landmark_vectors: ClassVar[int] = 2
     kernel_score = "quest"

@@ -8,7 +8,7 @@ the batch it is in. Sequences of equal length keep the same logical pages.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -23,7 +23,7 @@ class Random(ScoredSelector):
     """Ranks pages by a hash."""
 
     class Config(PluginConfig):
-        type: Literal["random"] = "random"
+        type: str = "random"
         seed: int = 0
 
     landmark_vectors: ClassVar[int] = 0

@@ -7,7 +7,7 @@ From "Efficient Streaming Language Models with Attention Sinks" (arXiv 2309.1745
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -20,7 +20,7 @@ class Window(ScoredSelector):
     """Ranks pages by their position, the latest first."""
 
     class Config(PluginConfig):
-        type: Literal["window"] = "window"
+        type: str = "window"
 
     landmark_vectors: ClassVar[int] = 0
 
