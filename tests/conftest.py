@@ -8,6 +8,7 @@ import os
 import torch
 from hypothesis import settings
 
+os.environ["COLUMNS"] = "160"  # tables are not cut whatever terminal the tests run in
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
