@@ -158,5 +158,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         typer.echo(str(error), err=True)
         return 2
     except KeyboardInterrupt:
+        typer.echo("interrupted; rollouts and calibrations go on from here with the same command", err=True)
         return 130
     return 0
