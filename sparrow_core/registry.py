@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from sparrow_core.contracts import AttentionBackend, CostModel, PageSelector, SparsityPolicy
 
 _CONTRACTS = {
-    "sparrow.backends": "AttentionBackend",
-    "sparrow.selectors": "PageSelector",
-    "sparrow.policies": "SparsityPolicy",
-    "sparrow.cost_models": "CostModel",
-    "sparrow.objectives": "Plugin",
-    "sparrow.rewards": "Plugin",
+    "sparrow.backends": "contracts:AttentionBackend",
+    "sparrow.selectors": "contracts:PageSelector",
+    "sparrow.policies": "contracts:SparsityPolicy",
+    "sparrow.cost_models": "contracts:CostModel",
+    "sparrow.data": "train_contracts:PromptSource",
+    "sparrow.rewards": "train_contracts:Reward",
+    "sparrow.objectives": "train_contracts:ObjectivePart",
+    "sparrow.distill_losses": "train_contracts:DistillLoss",
     "sparrow.commands": None,
 }
-"""Group to the class of ``sparrow_core.contracts`` its plugins derive from; None: a function or a typer.Typer."""
+"""Group to the class below ``sparrow_core`` its plugins derive from; None: a function or a typer.Typer."""
 
 GROUPS = tuple(_CONTRACTS)
 
@@ -198,9 +200,11 @@ def _contract_breach(group: str, plugin: Any) -> str | None:
         return None if is_command else f"a command is a function or a typer.Typer, not {plugin!r}"
     from sparrow_core import contracts
 
-    contract: type[contracts.Plugin] = getattr(contracts, contract_name)
+    module, _, class_name = contract_name.partition(":")
+    contract: type[contracts.Plugin] = getattr(importlib.import_module(f"sparrow_core.{module}"), class_name)
+    place = f"sparrow_core.{module}.{class_name}"
     if not (inspect.isclass(plugin) and issubclass(plugin, contract)):
-        return f"it is {plugin!r}; derive a class from sparrow_core.contracts.{contract_name}"
+        return f"it is {plugin!r}; derive a class from {place}"
     if plugin.api_version != contracts.API_VERSION:
         return (
             f"it is written for api_version {plugin.api_version} but this sparrow has {contracts.API_VERSION}; "
@@ -211,5 +215,5 @@ def _contract_breach(group: str, plugin: Any) -> str | None:
         return "it has no Config; give it a class attribute Config derived from sparrow_core.contracts.PluginConfig"
     missing = sorted(getattr(plugin, "__abstractmethods__", ()))
     if missing:
-        return f"it does not define {', '.join(missing)}; define what sparrow_core.contracts.{contract_name} declares"
+        return f"it does not define {', '.join(missing)}; define what {place} declares"
     return None
