@@ -122,6 +122,26 @@ def fill(module: Any, hf_state: dict[str, torch.Tensor], device: torch.device) -
     _finish(module, device)
 
 
+def rebuild(config: Any, module: Any, device: torch.device) -> Any:
+    """A model of ``config`` (``titan_config`` with a parallel layout, say) that takes over ``module``'s weights."""
+    with torch.device("meta"):
+        rebuilt = config.build()
+    rebuilt.load_state_dict(module.state_dict(), strict=True, assign=True)
+    _finish(rebuilt, device)
+    return rebuilt
+
+
+def copy_of(module: Any, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
+    """A frozen copy of ``module``, of the same spec, in another dtype or on another device."""
+    copy = build_on_meta(spec)
+    state = {
+        name: tensor.detach().to(device=device, dtype=dtype, copy=True) for name, tensor in module.state_dict().items()
+    }
+    copy.load_state_dict(state, strict=True, assign=True)
+    _finish(copy, device)
+    return copy
+
+
 def store_column_major(module: Any) -> None:
     """Lay every weight matrix out by column and fuse q, k and v; a tied lm_head gets a copy, as lookups want rows."""
     for part in module.modules():

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 
 from sparrow_core.model import titan_compat  # noqa: F401  (before torchtitan)
 
@@ -70,11 +71,17 @@ class SparrowRoPE(CosSinRoPE):  # type: ignore[misc]
     def apply_rotary_emb(
         query: torch.Tensor, key: torch.Tensor, rope_cache: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(rope_cache, DTensor):
+            rope_cache = rope_cache.to_local()
         cos, signed_sin = rope_cache.chunk(2, dim=-1)
         return _rotate(query, cos, signed_sin), _rotate(key, cos, signed_sin)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    if isinstance(x, DTensor):
+        # Heads are sharded over tensor-parallel ranks; each rotates its own.
+        local = _rotate(x.to_local(), cos, signed_sin)
+        return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False)
     x_f = x.float()
     half = x.shape[-1] // 2
     return torch.addcmul(x_f * cos, x_f.roll(half, dims=-1), signed_sin).type_as(x)

@@ -82,11 +82,13 @@ class _CpuDevice(types.ModuleType):
 
 
 def _run_without_gpu() -> None:
-    from torchtitan.distributed import fsdp as titan_fsdp
-    from torchtitan.distributed import utils as titan_distributed
     from torchtitan.tools import utils as titan_tools
 
+    # The other modules take these two names over when they are imported.
     titan_tools.device_type, titan_tools.device_module = "cpu", _CpuDevice("sparrow_cpu_device")
+    from torchtitan.distributed import fsdp as titan_fsdp
+    from torchtitan.distributed import utils as titan_distributed
+
     titan_distributed.set_pg_timeouts = _with_plain_barrier(titan_distributed.set_pg_timeouts)
     titan_fsdp.disable_fsdp_gradient_division = _with_plain_sums(titan_fsdp.disable_fsdp_gradient_division)
 
