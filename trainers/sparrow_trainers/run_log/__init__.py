@@ -2,6 +2,7 @@
 
 from sparrow_trainers.run_log.config import LogConfig, SamplesConfig, TrackersConfig
 from sparrow_trainers.run_log.log import RunLog
+from sparrow_trainers.run_log.progress import TrainProgress
 from sparrow_trainers.run_log.samples import SampleText
 
-__all__ = ["LogConfig", "RunLog", "SampleText", "SamplesConfig", "TrackersConfig"]
+__all__ = ["LogConfig", "RunLog", "SampleText", "SamplesConfig", "TrackersConfig", "TrainProgress"]
