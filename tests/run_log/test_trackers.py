@@ -19,7 +19,7 @@ class FakeTracker(SimpleNamespace):
     """Records what a tracker's module is called with; ``init`` gives the module itself as the run."""
 
     def __init__(self) -> None:
-        super().__init__(calls=[], util=SimpleNamespace(generate_id=lambda: "abc123"))
+        super().__init__(calls=[])
 
     def init(self, **settings: Any) -> FakeTracker:
         self.calls.append(("init", settings))
@@ -70,16 +70,18 @@ def test_wandb_goes_on_under_its_id(fake: FakeTracker, tmp_path: Path) -> None:
     for step in (0, 1):
         with RunLog(tmp_path, config, records.INFO, start_step=step, settings={"lr": 1e-6}) as log:
             log.write(records.record(step))
-        monkeypatched = [call for call in fake.calls if call[0] == "init"][-1][1]
-        assert monkeypatched["id"] == "abc123"
-        fake.util.generate_id = lambda: "another"
-    assert monkeypatched["project"] == "p"
-    assert monkeypatched["name"] == tmp_path.name
-    assert monkeypatched["mode"] == "offline"
-    assert monkeypatched["config"] == {"lr": 1e-6}
+    first, again = (call[1] for call in fake.calls if call[0] == "init")
+    assert first == again
+    assert first["project"] == "p"
+    assert first["name"] == tmp_path.name
+    assert first["mode"] == "offline"
+    assert first["config"] == {"lr": 1e-6}
     logged = [call[1] for call in fake.calls if call[0] == "log"]
     assert logged == [{**scalars(records.record(step)), "step": step} for step in (0, 1)]
     assert fake.calls[-1] == ("finish",)
+    with RunLog(tmp_path, config, records.INFO):
+        pass
+    assert [call[1] for call in fake.calls if call[0] == "init"][-1]["id"] != first["id"]
 
 
 @pytest.mark.parametrize("fake", ["trackio"], indirect=True)
@@ -87,7 +89,8 @@ def test_trackio_gets_scalars_and_steps(fake: FakeTracker, tmp_path: Path) -> No
     with RunLog(tmp_path, _config(trackio=True, run_name="mine"), records.INFO) as log:
         log.write(records.record(3))
     init, logged, finish = fake.calls
-    assert init[1]["name"] == "mine"
+    own_id = (tmp_path / "tracker_id.txt").read_text().strip()
+    assert init[1]["name"] == f"mine-{own_id}"
     assert logged == ("log", scalars(records.record(3)), {"step": 3})
     assert finish == ("finish",)
 

@@ -12,7 +12,7 @@ from sparrow_core.errors import InputError
 from sparrow_core.train_log import INFO, METRICS, RunInfo, StepRecord, read_info, read_records, write_info
 from sparrow_trainers.run_log.config import LogConfig
 from sparrow_trainers.run_log.samples import SampleFiles, SampleText
-from sparrow_trainers.run_log.trackers import Trackio, Wandb, require_trackers
+from sparrow_trainers.run_log.trackers import Trackio, Wandb, require_trackers, run_id
 from sparrow_trainers.run_log.writers import MetricsFile, TensorBoard, Writer
 
 _logger = logging.getLogger(__name__)
@@ -64,10 +64,12 @@ class RunLog:
         self._writers.append(MetricsFile(directory, start_step))
         self._samples = SampleFiles(directory, config.samples, start_step)
         self._writers.append(TensorBoard(directory, start_step))
-        if config.trackers.wandb:
-            self._writers.append(Wandb(directory, config.trackers, settings))
-        if config.trackers.trackio:
-            self._writers.append(Trackio(directory, config.trackers, settings))
+        if config.trackers.wandb or config.trackers.trackio:
+            own_id = run_id(directory, start_step)
+            if config.trackers.wandb:
+                self._writers.append(Wandb(directory, config.trackers, settings, own_id))
+            if config.trackers.trackio:
+                self._writers.append(Trackio(directory, config.trackers, settings, own_id))
 
     def write(self, record: StepRecord) -> None:
         """Log one step everywhere. Metrics that are not finite are named in a warning too."""

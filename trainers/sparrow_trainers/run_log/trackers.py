@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sparrow_trainers.run_log.config import TrackersConfig
 from sparrow_trainers.run_log.scalars import scalars
 
 _STEP = "step"
+_ID_FILE = "tracker_id.txt"
 
 
 def require_trackers(config: TrackersConfig) -> None:
@@ -32,21 +34,25 @@ def _package(name: str) -> Any:
         ) from error
 
 
+def run_id(directory: Path, start_step: int) -> str:
+    """The run's name for trackers, kept in ``tracker_id.txt``: a resumed run has the old one, a new start a new one."""
+    path = directory / _ID_FILE
+    if start_step == 0 or not path.exists():
+        replace_text(path, secrets.token_hex(4) + "\n")
+    return path.read_text(encoding="utf-8").strip()
+
+
 class Wandb:
-    """One run per output directory: a resumed one goes on under the id in ``wandb_id.txt``.
+    """One run per output directory; a resumed one goes on under its id.
 
     W&B keeps what it has received, so steps repeated after a kill are there twice; its charts are drawn over ``step``.
     """
 
-    def __init__(self, directory: Path, config: TrackersConfig, settings: Mapping[str, Any]) -> None:
-        wandb = _package("wandb")
-        id_file = directory / "wandb_id.txt"
-        if not id_file.exists():
-            replace_text(id_file, wandb.util.generate_id() + "\n")
-        self._run = wandb.init(
+    def __init__(self, directory: Path, config: TrackersConfig, settings: Mapping[str, Any], own_id: str) -> None:
+        self._run = _package("wandb").init(
             project=config.project,
             name=config.run_name or directory.resolve().name,
-            id=id_file.read_text(encoding="utf-8").strip(),
+            id=own_id,
             resume="allow",
             mode=config.wandb_mode,
             dir=str(directory),
@@ -63,13 +69,16 @@ class Wandb:
 
 
 class Trackio:
-    """One run per name in Trackio's own store; a resumed one goes on under its name."""
+    """One run in Trackio's own store, which knows runs by name: the name ends in the run's id.
 
-    def __init__(self, directory: Path, config: TrackersConfig, settings: Mapping[str, Any]) -> None:
+    Steps repeated after a kill are there twice.
+    """
+
+    def __init__(self, directory: Path, config: TrackersConfig, settings: Mapping[str, Any], own_id: str) -> None:
         self._trackio = _package("trackio")
         self._trackio.init(
             project=config.project,
-            name=config.run_name or directory.resolve().name,
+            name=f"{config.run_name or directory.resolve().name}-{own_id}",
             resume="allow",
             config=dict(settings),
         )
