@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, StrictInt
 
 from sparrow_core.config import Section, validate
-from sparrow_core.contracts import SparseLayout
+from sparrow_core.contracts import PluginConfig, SparseLayout
 from sparrow_core.errors import InputError
 from sparrow_core.schedule import DENSE_PAGES, BudgetSchedule
 
@@ -110,6 +110,13 @@ def check_origin(file: ScheduleFile, model: str, selector: str, origin: str) -> 
     differing = [f"{key} {made!r}, not {used!r}" for key, made, used in pairs if made.lower() != used.lower()]
     if differing:
         raise InputError(f"{origin} was made for {' and '.join(differing)}; calibrate for this model and selector")
+
+
+def check_policy_origin(policy: PluginConfig, model: str, selector: str) -> None:
+    """Refuse a ``schedule`` policy whose file was made for another model or selector. Raises InputError."""
+    file = getattr(policy, "file", None)
+    if policy.type == "schedule" and file is not None:
+        check_origin(read_schedule(file), model, selector, f"policy.file={file!r}")
 
 
 def _check_pages(pages: list[int], file: _File, source: str) -> None:

@@ -130,12 +130,9 @@ def load_inputs(config: RunConfig, *, needs_room: bool = True) -> tuple[Language
 def check_schedule_origin(config: RunConfig) -> None:
     """Refuse a schedule file that was made for another model or selector."""
     from sparrow_core.model import model_name
-    from sparrow_core.schedule_file import check_origin, read_schedule
+    from sparrow_core.schedule_file import check_policy_origin
 
-    file = getattr(config.policy, "file", None)
-    if config.policy.type == "schedule" and file is not None:
-        selector = config.attention.selector.type
-        check_origin(read_schedule(file), model_name(config.model.source), selector, f"policy.file={file!r}")
+    check_policy_origin(config.policy, model_name(config.model.source), config.attention.selector.type)
 
 
 def save_run(config: RunConfig) -> Path:

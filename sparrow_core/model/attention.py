@@ -94,15 +94,30 @@ class SparrowAttention(Module):  # type: ignore[misc]
         if attention_masks is None:
             return _causal(q_BLNH, k_BLNH, v_BLNH, scale, enable_gqa)
         assert isinstance(attention_masks, PackedDocuments), f"not a PackedDocuments: {attention_masks!r}"
-        num_tokens = q_BLNH.shape[0] * q_BLNH.shape[1]
-        if attention_masks.offsets[-1] != num_tokens:
-            raise InputError(
-                f"documents.cu_seqlens ends at {attention_masks.offsets[-1]} but there are {num_tokens} tokens; "
-                "its last entry is the number of tokens"
-            )
-        if _varlen_serves(q_BLNH):
-            return _varlen(q_BLNH, k_BLNH, v_BLNH, attention_masks, scale)
-        return _causal_by_document(q_BLNH, k_BLNH, v_BLNH, attention_masks, scale, enable_gqa)
+        return document_attention(q_BLNH, k_BLNH, v_BLNH, attention_masks, scale, enable_gqa)
+
+
+def document_attention(
+    q_BLNH: torch.Tensor,
+    k_BLNH: torch.Tensor,
+    v_BLNH: torch.Tensor,
+    documents: PackedDocuments,
+    scale: float | None = None,
+    enable_gqa: bool = True,
+) -> torch.Tensor:
+    """Dense causal attention ``[B, L, N, H]`` of each packed document to itself, as training does it.
+
+    Raises InputError when the documents do not hold B * L tokens.
+    """
+    num_tokens = q_BLNH.shape[0] * q_BLNH.shape[1]
+    if documents.offsets[-1] != num_tokens:
+        raise InputError(
+            f"documents.cu_seqlens ends at {documents.offsets[-1]} but there are {num_tokens} tokens; "
+            "its last entry is the number of tokens"
+        )
+    if _varlen_serves(q_BLNH):
+        return _varlen(q_BLNH, k_BLNH, v_BLNH, documents, scale)
+    return _causal_by_document(q_BLNH, k_BLNH, v_BLNH, documents, scale, enable_gqa)
 
 
 def _varlen_serves(q_BLNH: torch.Tensor) -> bool:

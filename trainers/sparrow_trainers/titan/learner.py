@@ -62,7 +62,7 @@ class Learner:
             self.module = model.module
             self.policy = model
         else:
-            self.policy = _copy(model, self.dtype)
+            self.policy = frozen_copy(model, self.dtype)
             self.module = _sharded_definition(model) if ranks.dims.tp > 1 else model.module
         self.module.requires_grad_(True).train()
         self._apply(model.spec.model_type, memory)
@@ -134,7 +134,7 @@ class Learner:
         """The trained weights in float32, whole, for export. Every rank must call it."""
         if self.is_shared:
             return self.policy
-        whole = _copy(self.policy, torch.float32, device=torch.device("cpu"))
+        whole = frozen_copy(self.policy, torch.float32, device=torch.device("cpu"))
         target = dict(whole.module.named_parameters())
         with torch.no_grad():
             for name, weight in named_weights(self.module):
@@ -176,7 +176,11 @@ def _sharded_definition(model: LanguageModel) -> Any:
     return module
 
 
-def _copy(model: LanguageModel, dtype: torch.dtype, device: torch.device | None = None) -> LanguageModel:
+def frozen_copy(
+    model: LanguageModel, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> LanguageModel:
+    """A copy of whole weights, in another dtype or on another device where given."""
+    dtype = model.dtype if dtype is None else dtype
     device = model.device if device is None else device
     module = build.copy_of(model.module, model.spec, dtype, device)
     return dataclasses.replace(model, module=module, dtype=dtype, device=device)

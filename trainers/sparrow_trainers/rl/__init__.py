@@ -1,0 +1,1 @@
+"""RL with sparse rollouts: collect, score, observe, update (docs/rl.md)."""
