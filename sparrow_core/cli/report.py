@@ -9,12 +9,12 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Output directories of measure, calibrate or replay.")],
+    runs: Annotated[list[Path], typer.Argument(help="Output directories of measure, calibrate, replay or train.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file; PNGs go beside it.")] = Path(
         "report.html"
     ),
 ) -> None:
-    """Write one self-contained HTML page about measured runs, calibrations and closed loops."""
+    """Write one self-contained HTML page about measured runs, calibrations, closed loops and training runs."""
     from sparrow_core.cli.common import console
     from sparrow_core.report.report import write_report
 

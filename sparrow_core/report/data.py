@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from sparrow_core.mismatch import AcceptanceSketch
 
@@ -82,6 +85,21 @@ class Loop:
     policy: str
     tau: float
     observations: tuple[Observation, ...]
+    unit: str = "observation"
+    """What one of them is: an observation of a replay, or a training step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Training:
+    """What changes by step of a training run; NaN where a step does not have a value."""
+
+    steps: tuple[int, ...]
+    metrics: Mapping[str, np.ndarray]
+    """Name to float64 ``[steps]``, names in the order in which they first appear."""
+    worst_tail: np.ndarray
+    """Lowest tail of any length bin with tokens, ``[steps]``."""
+    kept: np.ndarray
+    """Share of the context attended to, ``[steps]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +124,4 @@ class Run:
     scheduled: tuple[Configuration, ...] = ()
     """What the schedules meet, from the measured budgets."""
     loop: Loop | None = None
+    training: Training | None = None

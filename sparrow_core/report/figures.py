@@ -16,6 +16,10 @@ from sparrow_core.report.data import Configuration, Histogram, Loop, Run, StepSc
 from sparrow_core.report.style import MUTED, TAU, new_figure, series_colors
 
 _HISTOGRAM_BINS = 40
+MOST_OBSERVATIONS = 300
+"""Of a longer loop every second, third, ... observation is drawn."""
+_MARKED = 60
+"""Most observations that are drawn as points too."""
 _LONG_LABEL = 30
 """Characters above which a legend has one column; above half of it, two."""
 _LEGEND_ROW = 0.19
@@ -35,7 +39,7 @@ def tail_by_length(configurations: Sequence[Configuration], runs: Sequence[Run],
         axis.plot(centers, [b.tail or 0 for b in bins], "o-", color=color, markersize=3.5, label=configuration.label)
         low, high = zip(*(b.interval or (np.nan, np.nan) for b in bins), strict=True)
         axis.fill_between(centers, low, high, color=color, alpha=0.14, linewidth=0)
-    _tau_lines(axis, [run.tau for run in runs])
+    tau_lines(axis, [run.tau for run in runs])
     axis.set_xlabel("context length (tokens)")
     axis.set_ylabel(f"{_quantile(runs)} tail of acceptance")
     _legend(axis)
@@ -146,7 +150,7 @@ def cost_against_tail(runs: Sequence[Run]) -> Figure:
                 axis.annotate(str(c.pages), (kept, tail), textcoords="offset points", xytext=(5, -9), fontsize=7.5)
     front = [points[index] for index in pareto_front(points)]
     axis.plot(*zip(*front, strict=True), "-", color=MUTED, linewidth=1.3, zorder=0, label="Pareto front")
-    _tau_lines(axis, [run.tau for run in runs])
+    tau_lines(axis, [run.tau for run in runs])
     axis.set_xlabel("context attended to in sparse layers")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axis.set_ylabel("tail of the worst bin")
@@ -177,18 +181,20 @@ def budgets_over_time(loop: Loop) -> Figure:
     """Pages above, tail below, by observation; one line per length bin that was observed."""
     figure, _ = new_figure(height=4.8, has_axis=False)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    spans = {b.lo: b.span for o in loop.observations for b in o.bins}
-    steps = [o.step for o in loop.observations]
+    observations = loop.observations[:: -(-len(loop.observations) // MOST_OBSERVATIONS)]
+    spans = {b.lo: b.span for o in observations for b in o.bins}
+    steps = [o.step for o in observations]
+    style = ".-" if len(steps) <= _MARKED else "-"
     for lo, color in zip(sorted(spans), series_colors(len(spans), is_ordered=True), strict=True):
-        pages = [_pages_at(o.schedule, lo) for o in loop.observations]
-        upper.plot(steps, pages, ".-", color=color, drawstyle="steps-post", label=spans[lo])
-        tails = [next((b.tail for b in o.bins if b.lo == lo), None) for o in loop.observations]
-        lower.plot(steps, [np.nan if t is None else t for t in tails], ".-", color=color)
-    _tau_lines(lower, [loop.tau])
+        pages = [_pages_at(o.schedule, lo) for o in observations]
+        upper.plot(steps, pages, style, color=color, drawstyle="steps-post", label=spans[lo])
+        tails = [next((b.tail for b in o.bins if b.lo == lo), None) for o in observations]
+        lower.plot(steps, [np.nan if t is None else t for t in tails], style, color=color)
+    tau_lines(lower, [loop.tau])
     upper.set_ylabel("pages")
     upper.set_ylim(bottom=0)
     lower.set_ylabel("tail")
-    lower.set_xlabel("observation")
+    lower.set_xlabel(loop.unit)
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
     upper.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(upper, title="context tokens")
@@ -200,7 +206,7 @@ def _pages_at(schedule: StepSchedule, length: int) -> float:
     return np.nan if pages is None else float(pages)
 
 
-def _tau_lines(axis: Axes, taus: Sequence[float]) -> None:
+def tau_lines(axis: Axes, taus: Sequence[float]) -> None:
     for tau in sorted(set(taus)):
         axis.axhline(tau, color=TAU, linewidth=1.2, linestyle="--", label=f"tau = {tau:g}")
 
@@ -212,13 +218,18 @@ def _quantile(runs: Sequence[Run]) -> str:
 
 def _legend(axis: Axes, title: str | None = None) -> None:
     """Below the axes, where it hides no line; the figure grows by its rows."""
-    handles, labels = axis.get_legend_handles_labels()
-    longest = max(map(len, labels), default=0)
-    columns = 1 if longest > _LONG_LABEL else 2 if longest > _LONG_LABEL / 2 else 4
     figure = axis.figure.get_figure(root=True)
     assert isinstance(figure, Figure)
-    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * (-(-len(labels) // columns) + bool(title)))
+    legend_below(figure, [axis], title)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes], title: str | None = None) -> None:
+    """One legend of what the axes name, below them; the figure grows by its rows."""
+    named = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    longest = max(map(len, named), default=0)
+    columns = 1 if longest > _LONG_LABEL else 2 if longest > _LONG_LABEL / 2 else 4
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * (-(-len(named) // columns) + bool(title)))
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, title=title, frameon=False, fontsize="small",
-        title_fontsize="small",
+        list(named.values()), list(named), loc="outside lower center", ncols=columns, title=title, frameon=False,
+        fontsize="small", title_fontsize="small",
     )  # fmt: skip

@@ -12,6 +12,7 @@ from sparrow_core.mismatch.stream import Kind
 from sparrow_core.report.data import Configuration, Histogram, Run, TailBin
 from sparrow_core.report.files import MEASURE, TRACES, MeasureFile, StatsRow, read_json
 from sparrow_core.trace import TraceSet
+from sparrow_core.train_log import BinRecord
 
 
 def read(directory: Path, name: str) -> Run:
@@ -37,7 +38,7 @@ def read(directory: Path, name: str) -> Run:
     )
 
 
-def tail_bins(bins: Sequence[StatsRow]) -> tuple[TailBin, ...]:
+def tail_bins(bins: Sequence[StatsRow | BinRecord]) -> tuple[TailBin, ...]:
     """The bins that hold tokens. Exact tails where all have them; intervals and means are of the lower bound alone."""
     rows = [b for b in bins if b.tokens]
     if has_exact(rows):
@@ -45,7 +46,7 @@ def tail_bins(bins: Sequence[StatsRow]) -> tuple[TailBin, ...]:
     return tuple(TailBin(b.lo, b.hi, b.tokens, b.tail_lower, b.tail_interval, b.mean, b.kept_fraction) for b in rows)
 
 
-def has_exact(rows: Sequence[StatsRow]) -> bool:
+def has_exact(rows: Sequence[StatsRow | BinRecord]) -> bool:
     return all(b.tail_exact is not None for b in rows if b.tokens)
 
 

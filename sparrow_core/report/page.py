@@ -7,7 +7,9 @@ from html import escape
 from importlib.resources import files
 
 from sparrow_core.report.data import Configuration, Run, TailBin
+from sparrow_core.report.metric_table import metric_rows
 from sparrow_core.report.sections import Plot, PlotSection
+from sparrow_core.report.train_figures import TrainedRun, trained_runs
 from sparrow_core.trace.trace_set import tool_version
 
 _COLUMNS = ("run", "configuration", "context tokens", "tokens", "tail", "interval", "mean", "kept", "meets tau")
@@ -15,10 +17,11 @@ _COLUMNS = ("run", "configuration", "context tokens", "tokens", "tail", "interva
 
 def page(runs: Sequence[Run], sections: Sequence[PlotSection], svgs: dict[str, str]) -> str:
     """The whole document; ``svgs`` holds each plot's element by its name."""
-    names = ["Runs", *(section.heading for section in sections), "All numbers"]
+    trained = trained_runs(runs)
+    names = ["Runs", *(section.heading for section in sections), "All numbers", *(["All metrics"] if trained else [])]
     links = "".join(f'<li><a href="#{_anchor(name)}">{escape(name)}</a></li>' for name in names)
     title = f"Sparrow report: {runs[0].name}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
-    parts = [_runs(runs), *(_section(section, svgs) for section in sections), _table(runs)]
+    parts = [_runs(runs), *(_section(section, svgs) for section in sections), _table(runs), _metrics(trained)]
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -88,17 +91,27 @@ def _figure(plot: Plot, svg: str) -> str:
 
 
 def _table(runs: Sequence[Run]) -> str:
-    anchor = _anchor("All numbers")
-    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in _COLUMNS)
     rows = "".join(
         _row(run, configuration, stats)
         for run in runs
         for configuration in (*run.scheduled, *run.configurations)
         for stats in configuration.bins
     )
-    return f"""<section aria-labelledby="{anchor}"><h2 id="{anchor}">All numbers</h2>
+    caption = "Every configuration by length bin. A column's heading sorts by it."
+    return _table_section("All numbers", caption, _COLUMNS, rows)
+
+
+def _metrics(runs: Sequence[TrainedRun]) -> str:
+    caption = "Every metric of the training runs over their steps. A column's heading sorts by it."
+    return _table_section("All metrics", caption, *metric_rows(runs)) if runs else ""
+
+
+def _table_section(heading: str, caption: str, columns: Sequence[str], rows: str) -> str:
+    anchor = _anchor(heading)
+    head = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in columns)
+    return f"""<section aria-labelledby="{anchor}"><h2 id="{anchor}">{escape(heading)}</h2>
 <div class="scroll" role="region" aria-labelledby="{anchor}" tabindex="0"><table>
-<caption>Every configuration by length bin. A column's heading sorts by it.</caption>
+<caption>{escape(caption)}</caption>
 <thead><tr>{head}</tr></thead>
 <tbody>{rows}</tbody>
 </table></div></section>

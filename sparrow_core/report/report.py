@@ -11,6 +11,7 @@ from sparrow_core.report.page import page
 from sparrow_core.report.runs import read_runs
 from sparrow_core.report.sections import PlotSection, plot_sections
 from sparrow_core.report.style import drawing, inline_svg, save_png
+from sparrow_core.report.train_sections import train_sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ def write_report(directories: Sequence[Path], output: Path) -> Report:
     if output.suffix != ".html":
         raise InputError(f"output={str(output)!r} must be a file name that ends in .html")
     runs = read_runs(directories)
-    sections = plot_sections(runs)
+    sections = [*train_sections(runs), *plot_sections(runs)]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         svgs, pngs = _render(sections, output)

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from sparrow_core.errors import InputError
-from sparrow_core.report import calibrated, files, measured, observed
+from sparrow_core.report import calibrated, files, measured, observed, trained
 from sparrow_core.report.data import Run
+from sparrow_core.train_log import METRICS
 
 _READERS = (
     (files.CALIBRATION, calibrated.read),
     (files.OBSERVATIONS, observed.read),
     (files.MEASURE, measured.read),
     (files.TRACES, measured.read),
+    (METRICS, trained.read),
 )
 
 
@@ -58,5 +60,5 @@ def _no_run(directory: Path) -> str:
     wanted = ", ".join(file for file, _ in _READERS)
     return (
         f"{str(directory)!r} holds no run, nor does any directory in it: none of {wanted} is there; give the output "
-        "directory of sparrow measure, calibrate or replay"
+        "directory of sparrow measure, calibrate, replay or train"
     )

@@ -140,7 +140,7 @@ def _loops(runs: Sequence[Run]) -> PlotSection:
         Plot(
             f"loop-{number}",
             f"{run.name}: budgets over time",
-            f"Pages per length bin (above) and tail (below) over {len(run.loop.observations)} observations of "
+            f"Pages per length bin (above) and tail (below) over {len(run.loop.observations)} {run.loop.unit}s of "
             f"{run.loop.policy}, tau = {run.loop.tau:g}.",
             lambda loop=run.loop: figures.budgets_over_time(loop),  # type: ignore[misc]
         )
@@ -149,8 +149,8 @@ def _loops(runs: Sequence[Run]) -> PlotSection:
     ]
     intro = "What a policy chose from one rollout to the next, and the tail it met. Dense bins have no line."
     missing = (
-        "No observations.jsonl is in these runs; a closed-loop run writes one, and so does sparrow replay for recorded "
-        "traces."
+        "Neither a training run nor an observations.jsonl is among these runs; sparrow train, a closed-loop run and "
+        "sparrow replay leave them."
     )
     return PlotSection("Budgets over time", intro, tuple(plots), missing)
 
