@@ -50,7 +50,7 @@ def backward(
     Those of keys and values are added to ``grad_k_PKSD`` and ``grad_v_PKSD`` (float32, or float64 for float64).
     """
     C, N, D = q_CND.shape
-    _, K, S, _ = k_PKSD.shape
+    K = k_PKSD.shape[1]
     dtype = math_dtype(q_CND.dtype)
     group = (C, K, N // K, D)
     q_CKGD, out_CKGD, grad_CKGD = (x.reshape(group).to(dtype) for x in (q_CND, out_CND, grad_CND))

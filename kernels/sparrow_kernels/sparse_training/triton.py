@@ -35,7 +35,7 @@ def forward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output ``[C, N, D]`` in the query's dtype and natural-log LSE ``[C, N]`` in float32; see ``naive``."""
-    C, N, D = q_CND.shape
+    C, N, _ = q_CND.shape
     K = k_PKSD.shape[1]
     q_CND, pages_CKJ, counts_CK = q_CND.contiguous(), pages_CKJ.contiguous(), counts_CK.contiguous()
     assert k_PKSD.is_contiguous()
@@ -68,8 +68,7 @@ def backward(
 
     Deterministic: each page's gradient is summed by one program in the order of the queries.
     """
-    C, N, D = q_CND.shape
-    K = k_PKSD.shape[1]
+    C, K = q_CND.shape[0], k_PKSD.shape[1]
     q_CND, grad_CND, out_CND = q_CND.contiguous(), grad_CND.contiguous(), out_CND.contiguous()
     pages_CKJ, counts_CK = pages_CKJ.contiguous(), counts_CK.contiguous()
     grad_q_CND = torch.empty_like(q_CND)

@@ -34,7 +34,7 @@ class InverseLists:
 def inverse_lists(
     pages_CKJ: torch.Tensor, counts_CK: torch.Tensor, lengths_C: torch.Tensor, num_pool_pages: int, page_size: int
 ) -> InverseLists:
-    C, K, J = pages_CKJ.shape
+    _, K, J = pages_CKJ.shape
     device = pages_CKJ.device
     entry_J = torch.arange(J, device=device)
     filled_CKJ = tokens_in_page(entry_J, counts_CK[..., None], lengths_C[:, None, None], page_size)
