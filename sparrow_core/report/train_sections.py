@@ -87,8 +87,8 @@ def _group_plots(runs: Sequence[TrainedRun]) -> Iterator[Plot]:
             slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in group)
             yield Plot(
                 f"metrics-{list(groups).index(group)}-{slug}-{number}",
-                title if len(own) <= _PANELS else f"{title}, part {number + 1}",
-                f"By step: {', '.join(part)}." + _thinned_words(runs),
+                f"{title} by step" + (f", part {number + 1}" if len(own) > _PANELS else ""),
+                f"Metrics: {', '.join(part)}." + _thinned_words(runs),
                 lambda part=part: train_figures.group_panels(runs, part),  # type: ignore[misc]
             )
 

@@ -19,6 +19,8 @@ def run_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "calibration": calibration,
         "measured": runs.measured_run(root / "eight", 8),
         "replay": runs.closed_loop(root / "replay", single),
+        "training": runs.training_run(root / "rl"),
+        "training again": runs.training_run(root / "rl-2", steps=8, seed=1),
     }
 
 

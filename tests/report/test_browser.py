@@ -24,7 +24,9 @@ FLAGS = (
 )
 CLICKS = """<script>
 document.getElementById("theme").click();
-document.querySelectorAll("th button")[3].click();
+const [numbers, metrics] = document.querySelectorAll("table");
+numbers.querySelectorAll("th button")[3].click();
+metrics.querySelectorAll("th button")[4].click();
 </script>"""
 
 
@@ -102,7 +104,11 @@ def test_a_heading_sorts_the_table_and_the_button_changes_the_theme(full_report:
     assert visit.console == []
     assert re.search(r'<html lang="en" data-theme="(dark|light)">', visit.dom)
     assert '<th scope="col" aria-sort="ascending"><button type="button">tokens</button>' in visit.dom
-    body = visit.dom[visit.dom.index("<tbody>") :]
+    body, metrics = visit.dom.split("<tbody>")[1:]
     tokens = [int(row.replace(",", "")) for row in re.findall(r"<tr>(?:<td[^>]*>[^<]*</td>){3}<td[^>]*>([\d,]+)", body)]
     assert len(tokens) > 50
     assert tokens == sorted(tokens)
+    assert '<th scope="col" aria-sort="ascending"><button type="button">last</button>' in visit.dom
+    last = [float(x) for x in re.findall(r'<tr>(?:<td[^>]*>[^<]*</td>){4}<td data-value="([^"]+)"', metrics)]
+    assert len(last) > 20
+    assert last == sorted(last)
