@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,12 @@ class Collector:
         self._rewards = rewards
         self._recompute_tokens = recompute_tokens
         self._reference = reference
+
+    def sampling_with(self, rollout: RolloutConfig) -> Collector:
+        """A collector with other sampling settings over the same engine and cache."""
+        other = copy.copy(self)
+        other.rollout = rollout.model_copy(update={"keep_hidden": self.rollout.keep_hidden})
+        return other
 
     def new_stream(self) -> MismatchStream:
         return MismatchStream(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from sparrow_core import registry
 from sparrow_core.contracts import SparsityPolicy
 from sparrow_core.engine.build import build_policy
-from sparrow_core.model import LanguageModel
 from sparrow_trainers.config import TrainConfig
 from sparrow_trainers.data.prompt_set import PromptSet
-from sparrow_trainers.rewards.pool import RewardPool
 from sparrow_trainers.rl.collect import Collector, Prompt, Timings, merged_stream
 from sparrow_trainers.rl.metrics import mismatch_metrics, response_metrics
 from sparrow_trainers.titan.ranks import Ranks
@@ -18,24 +16,20 @@ _STEP = 0
 
 
 class Evaluator:
-    """Evaluates ``model`` (refreshed in place between calls) on the first ``evaluate.num_prompts`` of ``prompts``."""
+    """Evaluates the weights that ``collector`` samples with on the first ``evaluate.num_prompts`` of ``prompts``."""
 
     def __init__(
         self,
         config: TrainConfig,
-        model: LanguageModel,
+        collector: Collector,
         policy: SparsityPolicy,
         prompts: PromptSet | None,
         ranks: Ranks,
-        rewards: RewardPool,
     ) -> None:
         self._config = config
         self._prompts = prompts
         self._ranks = ranks
-        self._collector: Collector | None = None
         self._policies: dict[str, SparsityPolicy] = {}
-        if prompts is None:
-            return
         settings = config.evaluate
         rollout = config.rollout.model_copy(
             update={
@@ -46,14 +40,7 @@ class Evaluator:
                 "max_tokens": settings.max_tokens or config.rollout.max_tokens,
             }
         )
-        self._collector = Collector(
-            model,
-            config.attention,
-            rollout,
-            config.mismatch,
-            rewards,
-            recompute_tokens=config.train.recompute_tokens,
-        )
+        self._collector = collector.sampling_with(rollout)
         if settings.dense:
             dense_config = registry.load("sparrow.policies", "dense").Config(type="dense")
             self._policies["dense"] = build_policy(dense_config, config.attention.layout)
@@ -62,11 +49,11 @@ class Evaluator:
 
     def is_due(self, step: int) -> bool:
         """True before step 0 and every ``evaluate.every`` steps from there."""
-        return self._collector is not None and step % self._config.evaluate.every == 0
+        return self._prompts is not None and step % self._config.evaluate.every == 0
 
     def evaluate(self, step: int) -> dict[str, float]:
         """``eval_dense/...`` and ``eval_sparse/...``; the policy observes nothing of it. Every rank must call it."""
-        assert self._collector is not None and self._prompts is not None
+        assert self._prompts is not None, "evaluate.every is 0"
         count = min(self._config.evaluate.num_prompts, len(self._prompts))
         mine = range(self._ranks.rank, count, self._ranks.world)
         prompts = [_prompt(index, self._prompts) for index in mine]

@@ -80,7 +80,7 @@ class Trainer:
         self.checkpoints = Checkpoints(self.output, config.checkpoint, self.learner, self.state)
         self.progress = TrainProgress(console if ranks.is_main else None)
         self._console = console if ranks.is_main else None
-        self.evaluator = Evaluator(config, self.learner.policy, self.policy, eval_prompts, ranks, rewards)
+        self.evaluator = Evaluator(config, self.collector, self.policy, eval_prompts, ranks)
         self._seen: list[tuple[Sample, Completion, float | None]] = []
         """This rank's samples of the step, for sample texts."""
 
