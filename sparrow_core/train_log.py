@@ -101,6 +101,10 @@ class StepRecord:
         return json.dumps(document, allow_nan=False)
 
 
+_INFO = TypeAdapter(RunInfo)
+_RECORD = TypeAdapter(StepRecord)
+
+
 def bin_records(stream: MismatchStream, schedule: BudgetSchedule | None) -> tuple[BinRecord, ...]:
     """Every bin of the stream (the empty ones too) with the schedule's budget at its shortest context.
 
@@ -134,7 +138,7 @@ def read_info(directory: Path) -> RunInfo:
     """Raises InputError when ``training.json`` is missing or not what a training run writes."""
     path = directory / INFO
     try:
-        return TypeAdapter(RunInfo).validate_json(path.read_bytes())
+        return _INFO.validate_json(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error}; it lies beside {METRICS} of every training run") from error
     except ValidationError as error:
@@ -171,7 +175,7 @@ def _record(line: bytes, source: str) -> StepRecord:
     try:
         document = json.loads(line, parse_constant=_no_constant)
         metrics = {**document["metrics"], **{k: float(v) for k, v in document.get("non_finite", {}).items()}}
-        return TypeAdapter(StepRecord).validate_python({**document, "metrics": metrics})
+        return _RECORD.validate_python({**document, "metrics": metrics})
     except ValidationError as error:
         raise InputError(f"{source} is not what sparrow writes: {_first(error)}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -45,7 +45,7 @@ def _curves(runs: Sequence[TrainedRun]) -> PlotSection:
 
 def _headline_words(run: TrainedRun) -> str:
     training = run.training
-    parts = [f"{len(training.steps)} steps"]
+    parts = ["1 step" if len(training.steps) == 1 else f"{len(training.steps)} steps"]
     for name, words in (("reward/mean", "reward"), ("response/length_mean", "response length")):
         values = training.metrics.get(name, np.array([]))
         known = values[np.isfinite(values)]

@@ -142,7 +142,7 @@ def test_a_single_step_without_bins_or_metrics_is_drawn(tmp_path: Path) -> None:
     report = write_report([path], tmp_path / "report.html")
     assert "Training metrics" in report.missing
     assert "Training time" in report.missing
-    assert "1 steps" in report.html.read_text(encoding="utf-8")
+    assert "run: 1 step." in report.html.read_text(encoding="utf-8")
 
 
 def test_a_policy_that_decides_by_sequence_shows_means(tmp_path: Path) -> None:
