@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -33,11 +33,12 @@ class AdapterOptimizerConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0)
 
 
+_DEFAULT_LOSSES: Any = ({"loss": "forward_kl"},)
+
+
 class DistillConfig(Section):
     adapter: AdapterConfig = section_field()
-    losses: tuple[WeightedLoss, ...] = Field(
-        ({"loss": "forward_kl", "weight": 1.0},), description="distances to the dense policy, summed"
-    )
+    losses: tuple[WeightedLoss, ...] = Field(_DEFAULT_LOSSES, description="distances to the dense policy, summed")
     support: Literal["exact", "topk"] = Field(
         "exact", description="exact sums over the vocabulary; topk over a trace's stored ids with the rest as one"
     )

@@ -1,4 +1,6 @@
-"""Forward KL divergence, ``KL(teacher || student) = sum_v p (log p - log q)``: the student covers what the teacher may say.
+"""Forward KL divergence: the student covers what the teacher may say.
+
+    KL(teacher || student) = sum_v p (log p - log q)
 
 Config: ``type: forward_kl``.
 """

@@ -1,4 +1,6 @@
-"""Reverse KL divergence, ``KL(student || teacher) = sum_v q (log q - log p)``: the student keeps to what the teacher says.
+"""Reverse KL divergence: the student keeps to what the teacher says.
+
+    KL(student || teacher) = sum_v q (log q - log p)
 
 Config: ``type: reverse_kl``.
 """
