@@ -18,6 +18,7 @@ from sparrow_core.config.models import (
     RolloutConfig,
     RunConfig,
     check_policy,
+    with_mismatch_settings,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "save_config",
     "section_field",
     "validate",
+    "with_mismatch_settings",
 ]

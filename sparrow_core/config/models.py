@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -94,9 +94,26 @@ class RunConfig(Section):
     output: str = Field("runs/latest", min_length=1, description="directory of the results")
 
     @model_validator(mode="after")
-    def _policy_fits_the_layout(self) -> RunConfig:
-        check_policy(self.policy, self.attention.layout)
-        return self
+    def _policy_fits_the_layout(self) -> Self:
+        policy = with_mismatch_settings(self.policy, self.mismatch)
+        check_policy(policy, self.attention.layout)
+        return self if policy is self.policy else self.model_copy(update={"policy": policy})
+
+
+def with_mismatch_settings(policy: PluginConfig, mismatch: MismatchConfig) -> PluginConfig:
+    """The policy's configuration with ``bin_tokens``, ``num_bins``, ``quantile`` and ``tau`` of the mismatch section
+    where it has such fields and they were not given. Raises InputError when it was given other bins or another
+    quantile: it observes a stream of the mismatch section's.
+    """
+    own = [name for name in ("bin_tokens", "num_bins", "quantile", "tau") if name in type(policy).model_fields]
+    for name in own:
+        mine, stream = getattr(policy, name), getattr(mismatch, name)
+        if name in policy.model_fields_set and name != "tau" and mine != stream:
+            raise InputError(
+                f"policy.{name}={mine} but mismatch.{name}={stream}; set mismatch.{name}, which holds for both"
+            )
+    missing: dict[str, Any] = {name: getattr(mismatch, name) for name in own if name not in policy.model_fields_set}
+    return policy.model_copy(update=missing) if missing else policy
 
 
 def check_policy(policy: PluginConfig, layout: SparseLayout) -> None:

@@ -43,9 +43,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocab = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{i}": i + 3 for i in range(NUM_WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
     fast.save_pretrained(root / "tokenizer")
     model = dataclasses.replace(build_random(QWEN3, 5), directory=root / "tokenizer")
     return export_model(model, root / "model")

@@ -14,6 +14,7 @@ from sparrow_core.config import (
     check_policy,
     plugin_field,
     section_field,
+    with_mismatch_settings,
 )
 from sparrow_core.errors import InputError
 from sparrow_trainers.data.config import DataConfig
@@ -69,11 +70,12 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> TrainConfig:
-        check_policy(self.policy, self.attention.layout)
+        policy = with_mismatch_settings(self.policy, self.mismatch)
+        check_policy(policy, self.attention.layout)
         if self.model.dtype != "float32":
             raise InputError(
-                f"model.dtype={self.model.dtype} would make the optimizer's master weights lose small updates; leave it "
-                "at float32 and set memory.compute_dtype"
+                f"model.dtype={self.model.dtype} would make the optimizer's master weights lose small updates; "
+                "leave it at float32 and set memory.compute_dtype"
             )
         if self.rollout.greedy:
             raise InputError("rollout.greedy=true gives every sample of a group the same text; train with false")
@@ -87,4 +89,4 @@ class TrainConfig(Section):
                 f"train.minibatches={self.train.minibatches} is more than train.prompts_per_step="
                 f"{self.train.prompts_per_step}; a minibatch holds at least one group"
             )
-        return self
+        return self if policy is self.policy else self.model_copy(update={"policy": policy})

@@ -60,9 +60,7 @@ class Evaluator:
         metrics: dict[str, float] = {}
         for name, policy in self._policies.items():
             stream = self._collector.new_stream()
-            collected = self._collector.collect(
-                prompts, policy, stream, Timings(), step=_STEP, policy_version=step
-            )
+            collected = self._collector.collect(prompts, policy, stream, Timings(), step=_STEP, policy_version=step)
             samples = [sample for part in self._ranks.gather(collected.samples) for sample in part]
             merged = merged_stream(self._ranks.gather(stream.state_dict()))
             found = response_metrics(samples) | mismatch_metrics(merged)

@@ -47,6 +47,15 @@ def response_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     return metrics
 
 
+def drift_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Largest |old - rollout| of a drawn token; under dense attention, what kernels alone account for."""
+    return {
+        "mismatch/max_abs_log_ratio": max(
+            float((sample.old_logp_T - sample.rollout_logp_T).abs().max()) for sample in samples
+        )
+    }
+
+
 def mismatch_metrics(stream: MismatchStream) -> dict[str, float]:
     """The acceptance over all bins, and the worst bin's tail."""
     overall = stream.overall()
@@ -82,6 +91,7 @@ def update_metrics(result: UpdateResult, learning_rate: float) -> dict[str, floa
         "update/loss": sum(result.losses) / len(result.losses),
         "update/grad_norm": sum(result.grad_norms) / len(result.grad_norms),
         "update/grad_norm_max": max(result.grad_norms),
+        "update/first_drift": result.first_drift,
         "update/optimizer_steps": float(len(result.grad_norms)),
         "update/learning_rate": learning_rate,
     }

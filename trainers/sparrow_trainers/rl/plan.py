@@ -55,7 +55,7 @@ class Plan:
             f"{self.longest_prompt} tokens; {self.samples_per_step} samples per step"
         )
         pages = ["dense" if each == DENSE_PAGES else str(each) for each in self.pages]
-        yield f"budget    {' '.join(dict.fromkeys(pages)) if len(set(pages)) == 1 else ' '.join(pages)} pages by length bin"
+        yield f"budget    {' '.join(pages if len(set(pages)) > 1 else pages[:1])} pages by length bin"
         yield (
             f"memory    {_gib(self.total_bytes)} per rank beside activations: {_gib(self.training_bytes)} weights and "
             f"optimizer, {_gib(self.policy_bytes)} rollout weights, {_gib(self.cache_bytes)} KV pages, "

@@ -18,12 +18,20 @@ from sparrow_core.train_contracts import Completion
 from sparrow_core.train_log import RunInfo, StepRecord, bin_records
 from sparrow_trainers.config import TrainConfig
 from sparrow_trainers.data.prompt_set import PromptSet
+from sparrow_trainers.objectives.dynamic_sampling import DynamicSampling
 from sparrow_trainers.objectives.objective import build_objective
 from sparrow_trainers.rewards.pool import RewardPool
 from sparrow_trainers.rl.collect import Collected, Collector, Prompt, Timings, merged_stream
 from sparrow_trainers.rl.evaluate import Evaluator
 from sparrow_trainers.rl.groups import GroupCollection
-from sparrow_trainers.rl.metrics import StepTimes, mismatch_metrics, response_metrics, time_metrics, update_metrics
+from sparrow_trainers.rl.metrics import (
+    StepTimes,
+    drift_metrics,
+    mismatch_metrics,
+    response_metrics,
+    time_metrics,
+    update_metrics,
+)
 from sparrow_trainers.rl.sample import Sample, response_batch
 from sparrow_trainers.rl.signals import stop_after_step
 from sparrow_trainers.rl.state import RunState
@@ -139,7 +147,8 @@ class Trainer:
         state.stream = merged_stream(streams)
         observe(self.policy, state.stream, name=config.policy.type, where=f"step {step}")
         collected = time.perf_counter()
-        metrics = response_metrics(groups.drawn) | mismatch_metrics(state.stream) | groups.metrics()
+        metrics = response_metrics(groups.drawn) | drift_metrics(groups.drawn) | mismatch_metrics(state.stream)
+        metrics |= groups.metrics()
         if groups.kept:
             metrics |= self._update(groups.kept, step)
             state.policy_version += 1
@@ -158,7 +167,7 @@ class Trainer:
     ) -> GroupCollection:
         """Sample groups on all ranks until there are enough; every rank gets all samples."""
         config, state = self.config, self.state
-        groups = GroupCollection(config.objective, config.train.prompts_per_step)
+        groups = GroupCollection(DynamicSampling(config.objective.dynamic_sampling, config.train.prompts_per_step))
         while groups.wanted:
             indices = state.order.take(groups.wanted)
             numbered = list(enumerate(indices, start=groups.num_drawn))

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparrow_core.mismatch import log_softmax_at
 from sparrow_core.model import PackedDocuments
-from sparrow_trainers.objectives.objective import MetricSums, Objective, Prepared
+from sparrow_trainers.objectives.objective import Denominator, MetricSums, Objective, Prepared
 from sparrow_trainers.rl.batches import by_rank, micro_batches, minibatches
 from sparrow_trainers.rl.sample import Sample
 from sparrow_trainers.titan.learner import Learner
@@ -38,6 +38,8 @@ class UpdateResult:
     grad_norms: tuple[float, ...]
     losses: tuple[float, ...]
     """Of each optimizer step, global."""
+    first_drift: float
+    """Largest |new - old| of a token before the first optimizer step: what kernels alone account for."""
 
 
 def update(
@@ -49,20 +51,31 @@ def update(
     """
     lengths = [sample.num_tokens for sample in samples]
     groups = [sample.key.prompt for sample in samples]
-    sums, norms, losses = MetricSums(), [], []
+    sums, norms, losses, drifts = MetricSums(), [], [], []
     for epoch in range(settings.epochs):
         for part in minibatches(groups, settings.minibatches, seed=settings.seed * 1009 + epoch):
             denominator = objective.denominator(prepared, torch.tensor(part), same_everywhere)
-            loss, own = _accumulate(learner, objective, prepared, samples, part, lengths, denominator, settings)
-            losses.append(float(learner.ranks.sum(loss)))
-            sums.merge(own.reduce(learner.ranks.sum))
+            share = _accumulate(learner, objective, prepared, samples, part, lengths, denominator, settings)
+            losses.append(float(learner.ranks.sum(share.loss)))
+            sums.merge(share.sums.reduce(learner.ranks.sum))
+            drifts.append(max(learner.ranks.gather(share.drift)))
             norms.append(learner.step())
-    return UpdateResult(sums, tuple(norms), tuple(losses))
+    return UpdateResult(sums, tuple(norms), tuple(losses), drifts[0])
 
 
 def same_everywhere(values: torch.Tensor) -> torch.Tensor:
     """Every rank holds the whole batch, so there is nothing to add."""
     return values
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one rank's micro-batches of a minibatch add up to."""
+
+    loss: torch.Tensor
+    """float64 scalar."""
+    sums: MetricSums
+    drift: float = 0.0
 
 
 def _accumulate(
@@ -72,18 +85,17 @@ def _accumulate(
     samples: Sequence[Sample],
     part: list[int],
     lengths: list[int],
-    denominator: object,
+    denominator: Denominator,
     settings: UpdateSettings,
-) -> tuple[torch.Tensor, MetricSums]:
-    """Gradients of this rank's share of one minibatch; its loss (float64) and statistics."""
+) -> _Share:
+    """Gradients of this rank's share of one minibatch."""
     ranks = learner.ranks
     shares = [
-        micro_batches(share, lengths, settings.micro_batch_tokens) for share in by_rank(part, lengths, ranks.dp_degree)
+        micro_batches(each, lengths, settings.micro_batch_tokens) for each in by_rank(part, lengths, ranks.dp_degree)
     ]
     mine = shares[ranks.dp_rank]
-    total = torch.zeros((), dtype=torch.float64)
-    sums = MetricSums()
-    for index in range(max(len(share) for share in shares)):
+    share = _Share(torch.zeros((), dtype=torch.float64), MetricSums())
+    for index in range(max(map(len, shares))):
         if index < len(mine):
             micro = mine[index]
             new_logp_T, entropy_T = response_logprobs(learner, [samples[i] for i in micro], settings.temperature)
@@ -95,19 +107,21 @@ def _accumulate(
                 entropy_T=entropy_T,
                 reference_logp_T=_reference(samples, micro),
             )
-            out.loss.backward()
-            total += out.loss.detach().double().cpu()
-            sums.merge(out.sums)
+            torch.autograd.backward(out.loss)
+            share.loss += out.loss.detach().double().cpu()
+            share.sums.merge(out.sums)
+            old_logp_T = torch.cat([samples[i].old_logp_T for i in micro])
+            share.drift = max(share.drift, float((new_logp_T.detach() - old_logp_T).abs().max()))
         else:
             _empty_pass(learner)
-    return total, sums
+    return share
 
 
 def _empty_pass(learner: Learner) -> None:
     """Take part in the collectives of the other ranks' forward and backward, adding nothing."""
     tokens_1T = torch.zeros(1, 2, dtype=torch.int64, device=learner.ranks.device)
     documents = PackedDocuments(torch.tensor([0, 2], dtype=torch.int32))
-    (learner.logits(tokens_1T, documents).sum() * 0.0).backward()
+    torch.autograd.backward(learner.logits(tokens_1T, documents).sum() * 0.0)
 
 
 def _reference(samples: Sequence[Sample], micro: list[int]) -> torch.Tensor | None:

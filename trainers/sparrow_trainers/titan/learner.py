@@ -13,8 +13,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from sparrow_core.errors import InputError
-from sparrow_core.model import LanguageModel, PackedDocuments, build
-from sparrow_core.model import titan_compat  # noqa: F401  (before torchtitan)
+from sparrow_core.model import (
+    LanguageModel,
+    PackedDocuments,
+    build,
+    titan_compat,  # noqa: F401  (before torchtitan)
+)
 from sparrow_trainers.titan.config import MemorySection, OptimizerSection
 from sparrow_trainers.titan.ranks import Ranks
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from sparrow_core.errors import InputError
 from sparrow_core.model import titan_compat  # noqa: F401  (before torchtitan)
@@ -73,7 +74,8 @@ class Ranks:
         mesh = self.dims.get_optional_mesh("batch")
         if mesh is None:
             return values
-        return dist_utils.dist_sum_tensor(values.to(self.device), mesh).to(values.device)
+        total: torch.Tensor = dist_utils.dist_sum_tensor(values.to(self.device), mesh)
+        return total.to(values.device)
 
     def check_all(self, error: str | None) -> None:
         """Raise InputError on every rank when any rank has an error to tell, so that none waits for another."""
@@ -105,7 +107,7 @@ def running_ranks(config: ParallelSection, device: torch.device) -> Iterator[Ran
     timeout = timedelta(minutes=config.timeout_minutes)
     if world == 1:
         backend = "gloo" if device.type == "cpu" else "cuda:nccl,cpu:gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
     else:
         comm = CommConfig(init_timeout_seconds=round(timeout.total_seconds()), trace_buf_size=0)
         dist_utils.init_distributed(comm, enable_cpu_backend=device.type == "cuda")
