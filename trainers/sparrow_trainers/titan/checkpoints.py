@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from sparrow_core.errors import InputError
 from sparrow_core.model import titan_compat  # noqa: F401  (before torchtitan)
 from sparrow_trainers.titan.config import CheckpointSection
@@ -92,7 +94,7 @@ class Checkpoints:
             return None
         try:
             self._manager.load(steps[-1])
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise InputError(
                 f"the checkpoint step-{steps[-1]} in {str(self._output / FOLDER)!r} cannot be restored into this model "
                 f"({_first_line(error)}); continue with the model and settings it was made with, or use a new output"
@@ -118,7 +120,7 @@ class Checkpoints:
     def _guarded(self, step: int, save: Callable[[], Any]) -> Any:
         try:
             return save()
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             kept = complete_steps(self._output)
             rest = f"step-{kept[-1]} is complete, and the same command goes on from there" if kept else "none is there"
             raise InputError(
