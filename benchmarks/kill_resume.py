@@ -69,7 +69,7 @@ def kill_once(arguments: list[str], output: Path, draw: random.Random, whole_sec
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     folder = output / "checkpoints"
-    steps = [path for path in folder.glob("step-*")] if folder.exists() else []
+    steps = list(folder.glob("step-*")) if folder.exists() else []
     complete = sorted(int(path.name[5:]) for path in steps if (path / ".metadata").exists())
     log = output / "metrics.jsonl"
     return {
