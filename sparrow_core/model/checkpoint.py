@@ -53,7 +53,9 @@ def load_model(
     return model
 
 
-def inspect_model(source: str | Path, *, dtype: torch.dtype = torch.float32, revision: str | None = None) -> LanguageModel:
+def inspect_model(
+    source: str | Path, *, dtype: torch.dtype = torch.float32, revision: str | None = None
+) -> LanguageModel:
     """The model on the meta device: names and shapes checked against the files, no weight read.
 
     Raises as ``load_model`` does.
