@@ -75,6 +75,11 @@ class RolloutEngine:
                 if on_step is not None:
                     on_step(run.stats)
 
+    def release(self) -> None:
+        """Let go of the KV cache; the next ``generate`` allocates it anew."""
+        self._cache = None
+        self._session = None
+
     @property
     def cache(self) -> PagedKVCache:
         assert self._cache is not None, "the cache is allocated by the first generate()"

@@ -63,6 +63,7 @@ class Collector:
     Args:
         model: the weights to sample with; refreshed in place between calls.
         reference: weights of the KL penalty's reference policy.
+        releases_cache: free the KV cache after every rollout.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Collector:
         *,
         recompute_tokens: int,
         reference: LanguageModel | None = None,
+        releases_cache: bool = False,
     ) -> None:
         self.model = model
         self.rollout = rollout.model_copy(update={"keep_hidden": rollout.keep_hidden or mismatch.exact})
@@ -84,6 +86,7 @@ class Collector:
         self._rewards = rewards
         self._recompute_tokens = recompute_tokens
         self._reference = reference
+        self._releases_cache = releases_cache
 
     def sampling_with(self, rollout: RolloutConfig) -> Collector:
         """A collector with other sampling settings over the same engine and cache."""
@@ -113,6 +116,8 @@ class Collector:
         traces = sorted(
             self.engine.generate(requests, policy, policy_version=policy_version, on_step=on_step), key=lambda t: t.key
         )
+        if self._releases_cache:
+            self.engine.release()
         rolled = time.perf_counter()
         traces = score_traces(self.model, traces, max_tokens=self._recompute_tokens)
         references = self._reference_logprobs(traces)

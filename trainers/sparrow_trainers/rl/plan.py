@@ -21,7 +21,7 @@ from sparrow_trainers.data.prompt_set import PromptSet
 
 _MASTER_BYTES = 4 + 4 + 8
 """Per parameter: float32 weight, float32 gradient, two float32 Adam moments."""
-_SAMPLED_PROMPTS = 256
+_CHECKED_PROMPTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def make_plan(
         is_shared: the rollout runs on the trained weights themselves.
         dtype: of the rollout's weights and cache.
     """
-    checked = [prompts[index] for index in range(min(len(prompts), _SAMPLED_PROMPTS))]
+    checked = [prompts[index] for index in range(min(len(prompts), _CHECKED_PROMPTS))]
     longest = max(checked, key=lambda prompt: len(prompt.token_ids))
     if len(longest.token_ids) >= model.context_length:
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,6 +41,9 @@ from sparrow_trainers.run_log import RunLog, SampleText, TrainProgress
 from sparrow_trainers.titan.checkpoints import Checkpoints
 from sparrow_trainers.titan.learner import Learner, frozen_copy
 from sparrow_trainers.titan.ranks import Ranks
+
+_logger = logging.getLogger(__name__)
+_CLIPPED_SHARE = 0.5
 
 
 class Trainer:
@@ -82,6 +86,7 @@ class Trainer:
             rewards,
             recompute_tokens=train.recompute_tokens,
             reference=reference,
+            releases_cache=config.memory.release_cache,
         )
         self.state = RunState(model.name, self.policy, prompts.order(), self.collector.new_stream())
         self.output = Path(config.output)
@@ -91,6 +96,7 @@ class Trainer:
         self.evaluator = Evaluator(config, self.collector, self.policy, eval_prompts, ranks)
         self._seen: list[tuple[Sample, Completion, float | None]] = []
         """This rank's samples of the step, for sample texts."""
+        self._warned = False
 
     def run(self) -> StepRecord | None:
         """Train up to ``train.steps``, from the latest checkpoint where there is one; the last step's record.
@@ -114,6 +120,7 @@ class Trainer:
                 while state.step < config.train.steps:
                     self._seen.clear()
                     record = self._step()
+                    self._warn_if_clipped(record)
                     log.write(record)
                     log.write_samples(record.step, len(self._seen), lambda index: _sample_text(*self._seen[index]))
                     done(record)
@@ -132,6 +139,17 @@ class Trainer:
     def _say(self, text: str) -> None:
         if self._console is not None:
             self._console.print(text)
+
+    def _warn_if_clipped(self, record: StepRecord) -> None:
+        """Say it once when most responses are cut: their reward is then mostly about length."""
+        share = record.metrics["response/clipped_share"]
+        if share > _CLIPPED_SHARE and not self._warned and self.ranks.is_main:
+            self._warned = True
+            _logger.warning(
+                "step %d: %.0f%% of the responses were cut by rollout.max_tokens=%d or the context; raise "
+                "rollout.max_tokens if they should end by themselves",
+                *(record.step, 100 * share, self.config.rollout.max_tokens),
+            )
 
     def _step(self) -> StepRecord:
         config, state, step = self.config, self.state, self.state.step

@@ -58,3 +58,6 @@ class MemorySection(Section):
         "auto", description="of forward and backward, and of the rollout; auto: bfloat16 on CUDA, float32 on a CPU"
     )
     compile: bool = Field(False, description="torch.compile every transformer block of the training forward")
+    release_cache: bool = Field(
+        False, description="free the rollout's KV pages during recompute and update, and allocate them anew every step"
+    )
