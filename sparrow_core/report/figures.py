@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 from sparrow_core.mismatch import TAIL_LIMIT, fit_tail_beta
-from sparrow_core.report.data import Configuration, Histogram, Loop, Run, StepSchedule
+from sparrow_core.report.data import Configuration, Histogram, Loop, Observation, Run, StepSchedule
 from sparrow_core.report.style import MUTED, TAU, new_figure, series_colors
 
 _HISTOGRAM_BINS = 40
@@ -181,7 +181,7 @@ def budgets_over_time(loop: Loop) -> Figure:
     """Pages above, tail below, by observation; one line per length bin that was observed."""
     figure, _ = new_figure(height=4.8, has_axis=False)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    observations = loop.observations[:: -(-len(loop.observations) // MOST_OBSERVATIONS)]
+    observations = drawn_observations(loop)
     spans = {b.lo: b.span for o in observations for b in o.bins}
     steps = [o.step for o in observations]
     style = ".-" if len(steps) <= _MARKED else "-"
@@ -199,6 +199,15 @@ def budgets_over_time(loop: Loop) -> Figure:
     upper.yaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(upper, title="context tokens")
     return figure
+
+
+def drawn_observations(loop: Loop) -> tuple[Observation, ...]:
+    return loop.observations[:: observations_apart(loop)]
+
+
+def observations_apart(loop: Loop) -> int:
+    """1 where every observation is drawn, k where every k-th is."""
+    return -(-len(loop.observations) // MOST_OBSERVATIONS)
 
 
 def _pages_at(schedule: StepSchedule, length: int) -> float:

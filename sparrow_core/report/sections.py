@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from sparrow_core.report import figures
-from sparrow_core.report.data import Run
+from sparrow_core.report.data import Loop, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _loops(runs: Sequence[Run]) -> PlotSection:
             f"loop-{number}",
             f"{run.name}: budgets over time",
             f"Pages per length bin (above) and tail (below) over {len(run.loop.observations)} {run.loop.unit}s of "
-            f"{run.loop.policy}, tau = {run.loop.tau:g}.",
+            f"{run.loop.policy}, tau = {run.loop.tau:g}.{apart_words(run.loop)}",
             lambda loop=run.loop: figures.budgets_over_time(loop),  # type: ignore[misc]
         )
         for number, run in enumerate(runs)
@@ -153,6 +153,11 @@ def _loops(runs: Sequence[Run]) -> PlotSection:
         "sparrow replay leave them."
     )
     return PlotSection("Budgets over time", intro, tuple(plots), missing)
+
+
+def apart_words(loop: Loop) -> str:
+    apart = figures.observations_apart(loop)
+    return f" Of every {apart} {loop.unit}s one is drawn." if apart > 1 else ""
 
 
 def _pages(pages: int | None) -> str:

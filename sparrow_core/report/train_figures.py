@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sparrow_core.report.data import Run, Training
-from sparrow_core.report.figures import legend_below, tau_lines
-from sparrow_core.report.style import MUTED, new_figure, series_colors
+from sparrow_core.report.data import Loop, Run, Training
+from sparrow_core.report.figures import drawn_observations, legend_below, tau_lines
+from sparrow_core.report.style import MUTED, TAU, new_figure, series_colors
 
 MOST_POINTS = 300
 """Longer curves are drawn as means over equal runs of steps."""
+_AROUND_TAU = LinearSegmentedColormap.from_list(
+    "around tau", [(0, "#8f1d16"), (0.5, "#f2aaa2"), (0.5, "#a9cff2"), (1, "#1f5fa8")]
+)
 _TOTAL = "time/step_s"
 _EVALUATION = "evaluate"
 """Happens between steps, so it is no part of the total."""
@@ -32,10 +36,11 @@ class TrainedRun:
     name: str
     tau: float
     training: Training
+    loop: Loop | None
 
 
 def trained_runs(runs: Sequence[Run]) -> list[TrainedRun]:
-    return [TrainedRun(run.name, run.tau, run.training) for run in runs if run.training is not None]
+    return [TrainedRun(run.name, run.tau, run.training, run.loop) for run in runs if run.training is not None]
 
 
 def thinned(steps: Sequence[int], values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -69,6 +74,37 @@ def headline(runs: Sequence[TrainedRun]) -> Figure:
     _step_axis(axes[-1])
     legend_below(figure, list(axes))
     return figure
+
+
+def tail_map(loop: Loop) -> Figure:
+    """Tail by step and length bin as colors that turn at tau; nothing where a bin had no tokens."""
+    observations = drawn_observations(loop)
+    edges = _bin_edges(loop)
+    tails_BS = np.full((len(edges) - 1, len(observations)), np.nan)
+    for column, observation in enumerate(observations):
+        for each in observation.bins:
+            tails_BS[edges.index(each.lo), column] = np.nan if each.tail is None else each.tail
+    figure, axis = new_figure()
+    lowest = np.nanmin(tails_BS) if np.isfinite(tails_BS).any() else 0.0
+    norm = TwoSlopeNorm(loop.tau, vmin=min(lowest, loop.tau - 0.01), vmax=1.0)
+    steps = np.array([o.step for o in observations], float)
+    bounds = np.concatenate([steps, [steps[-1] + (steps[-1] - steps[-2] if len(steps) > 1 else 1)]])
+    mesh = axis.pcolormesh(bounds, edges, tails_BS, cmap=_AROUND_TAU, norm=norm, rasterized=True)
+    bar = figure.colorbar(mesh, ax=axis, label=f"tail; tau = {loop.tau:g}")
+    assert bar.solids is not None
+    bar.solids.set_rasterized(True)
+    bar.ax.axhline(loop.tau, color=TAU, linewidth=1.5, linestyle="--")
+    axis.grid(visible=False)
+    axis.set_ylabel("context length (tokens)")
+    _step_axis(axis)
+    return figure
+
+
+def _bin_edges(loop: Loop) -> list[int]:
+    """Lower edges of the bins that had tokens at any step, their gaps filled, and one upper edge."""
+    width = loop.observations[0].schedule.bin_tokens
+    starts = sorted({each.lo for o in loop.observations for each in o.bins})
+    return list(range(starts[0], starts[-1] + 2 * width, width))
 
 
 def group_panels(runs: Sequence[TrainedRun], names: Sequence[str]) -> Figure:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparrow_core.report import train_figures
 from sparrow_core.report.data import Run
-from sparrow_core.report.sections import Plot, PlotSection
+from sparrow_core.report.sections import Plot, PlotSection, apart_words
 from sparrow_core.report.train_figures import TrainedRun, trained_runs
 
 _PANELS = 8
@@ -20,6 +20,8 @@ _GROUPS = {
     "objective": "Objective",
     "update": "Updates",
     "rollout": "Rollout",
+    "eval_dense": "Evaluation with dense attention",
+    "eval_sparse": "Evaluation under the policy's budgets",
 }
 """Titles of well-known groups, in the order in which they are drawn; others follow under their own names."""
 
@@ -37,10 +39,25 @@ def _curves(runs: Sequence[TrainedRun]) -> PlotSection:
         lambda: train_figures.headline(runs),
     )
     intro = (
-        "Training is safe while the tail of every length bin stays at tau or above; a collapse shows as rewards that "
-        "fall and responses that shrink."
+        "The tail of every length bin should stay at tau or above; a collapse shows as rewards that fall and "
+        "responses that shrink."
     )
-    return PlotSection("Training", intro, (plot,))
+    return PlotSection("Training", intro, (plot, *_tail_maps(runs)))
+
+
+def _tail_maps(runs: Sequence[TrainedRun]) -> Iterator[Plot]:
+    for number, run in enumerate(runs):
+        if run.loop is None or not any(o.bins for o in run.loop.observations):
+            continue
+        tails = [each.tail for o in run.loop.observations for each in o.bins if each.tail is not None]
+        below = sum(tail < run.tau for tail in tails)
+        yield Plot(
+            f"tails-{number}",
+            f"{run.name}: tail by step and length",
+            f"Blue where the tail of a length bin is at tau = {run.tau:g} or above, red where it is below "
+            f"({below} of {len(tails)}); empty where a bin had no tokens.{apart_words(run.loop)}",
+            lambda loop=run.loop: train_figures.tail_map(loop),  # type: ignore[misc]
+        )
 
 
 def _headline_words(run: TrainedRun) -> str:

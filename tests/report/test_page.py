@@ -11,7 +11,7 @@ import pytest
 from sparrow_core.report.report import Report, write_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
-FIGURES = ["tail", "acceptance", "schedules", "cost-tail", "loop", "training", "metrics", "time"]
+FIGURES = ["tail", "acceptance", "schedules", "cost-tail", "loop", "training", "tails", "metrics", "time"]
 
 
 class Page(HTMLParser):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.collections import QuadMesh
 
 from sparrow_core.cli import main
 from sparrow_core.errors import InputError
@@ -14,7 +15,7 @@ from sparrow_core.report.data import Run
 from sparrow_core.report.figures import MOST_OBSERVATIONS
 from sparrow_core.report.report import Report, write_report
 from sparrow_core.report.runs import read_runs
-from sparrow_core.report.train_figures import MOST_POINTS, thinned, time_parts, trained_runs
+from sparrow_core.report.train_figures import MOST_POINTS, tail_map, thinned, time_parts, trained_runs
 from sparrow_core.train_log import METRICS, StepRecord, bin_records, read_records
 from tests.report import runs
 from tests.run_log import records
@@ -92,6 +93,25 @@ def test_runs_lie_side_by_side(full_report: Report) -> None:
     assert "below tau = 0.8 at " in training
 
 
+def test_tails_below_tau_are_counted(full_report: Report, run_dirs: dict[str, Path]) -> None:
+    bins = [b for r in read_records(run_dirs["training"] / METRICS) for b in r.bins if b.tail_lower is not None]
+    below = sum(b.tail_lower < 0.8 for b in bins if b.tail_lower is not None)
+    assert 0 < below < len(bins) == 36
+    text = full_report.html.read_text(encoding="utf-8")
+    assert f"red where it is below ({below} of {len(bins)})" in text
+
+
+@pytest.mark.parametrize(("tail", "is_blue"), [(0.0, False), (0.79, False), (0.8, True), (0.81, True), (1.0, True)])
+def test_the_map_turns_blue_at_tau(run_dirs: dict[str, Path], run: Run, tail: float, is_blue: bool) -> None:
+    assert run.loop is not None
+    figure = tail_map(run.loop)
+    (mesh,) = [c for c in figure.axes[0].collections if isinstance(c, QuadMesh)]
+    red, _, blue, _ = mesh.to_rgba(np.array([tail]))[0]
+    assert (blue > red) == is_blue
+    assert mesh.get_array() is not None
+    assert np.ma.count(mesh.get_array()) == 36
+
+
 def test_every_metric_is_in_the_table_and_in_a_figure(full_report: Report, run: Run) -> None:
     text = full_report.html.read_text(encoding="utf-8")
     table = text[text.index('<h2 id="section-all-metrics">') :]
@@ -133,7 +153,9 @@ def test_a_long_run_gives_a_small_page(tmp_path: Path) -> None:
     (path / METRICS).write_text("\n".join(lines) + "\n")
     report = write_report([path], tmp_path / "report.html")
     assert report.html.stat().st_size < 700_000
-    assert "means over neighbouring steps" in report.html.read_text(encoding="utf-8")
+    text = report.html.read_text(encoding="utf-8")
+    assert "means over neighbouring steps" in text
+    assert text.count("Of every 4 steps one is drawn.") == 4  # two captions and two descriptions
 
 
 def test_a_single_step_without_bins_or_metrics_is_drawn(tmp_path: Path) -> None:
