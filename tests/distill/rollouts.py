@@ -41,7 +41,7 @@ class Spy:
 
 
 def roll_out(
-    model: LanguageModel, lengths: Sequence[int], *overrides: str, max_tokens: int = 60
+    model: LanguageModel, lengths: Sequence[int], *overrides: str, max_tokens: int = 60, prompt_seed: int = 0
 ) -> tuple[list[Trace], Spy, Any]:
     config = load_config(None, [*SETTINGS, f"rollout.max_tokens={max_tokens}", "rollout.keep_hidden=true", *overrides])
     engine = build_engine(model, config.attention, config.rollout)
@@ -54,7 +54,7 @@ def roll_out(
         return backend, spies[-1]  # type: ignore[return-value]
 
     engine = RolloutEngine(model, spied, engine.layout, engine.options, landmark_vectors=engine._landmark_vectors)
-    requests = build_requests(model, make_prompts(list(lengths)), config.rollout)
+    requests = build_requests(model, make_prompts(list(lengths), seed=prompt_seed), config.rollout)
     policy = build_policy(config.policy, config.attention.layout)
     traces = sorted(engine.generate(requests, policy), key=lambda t: t.key)
     return traces, spies[-1], config

@@ -147,7 +147,7 @@ def _micro_batch(
                 chunk = slice(start - rows.start, end - rows.start)
                 part = token_losses(model, leaf_TD[start:end], sample, chunk, terms, config)
                 if not bool(part.loss.isfinite()):
-                    raise MismatchError(f"the distillation loss of {sample.trace.key} is {float(part.loss)}")
+                    raise MismatchError(f"the distillation loss of {sample.trace.key} is {float(part.loss.detach())}")
                 (part.loss / tokens).backward(inputs=[leaf_TD])  # type: ignore[no-untyped-call]
                 for name, value in part.sums.items():
                     sums[name] += value
