@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -174,8 +174,29 @@ class PolicyLoss(ObjectivePart):
 class Penalty(ObjectivePart):
     """A term added to the policy loss, its coefficient included."""
 
+    needs_reference: ClassVar[bool] = False
+    """Reads ``tokens.reference_logp_T``, so the trainer keeps a reference policy."""
+
     @abstractmethod
     def token_loss(self, tokens: PolicyTokens) -> TokenLoss: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceShares:
+    """The loss of a minibatch is the sum over its counted tokens of factor * loss, over the sum of all sizes."""
+
+    factor_S: torch.Tensor
+    """float64: of each token of the sequence."""
+    size_S: torch.Tensor
+    """float64: what the sequence adds to the denominator."""
+
+
+class DenominatorRule(ObjectivePart):
+    """What the summed loss is divided by."""
+
+    @abstractmethod
+    def shares(self, counted_S: torch.Tensor, max_tokens: int) -> SequenceShares:
+        """Shares of sequences with ``counted_S`` (float64) counted tokens; ``max_tokens`` is ``rollout.max_tokens``."""
 
 
 class DistillLoss(Plugin):

@@ -1,0 +1,1 @@
+"""What the summed loss is divided by."""

@@ -1,0 +1,1 @@
+"""Terms added to the policy loss."""

@@ -1,0 +1,1 @@
+"""Surrogate losses per token."""

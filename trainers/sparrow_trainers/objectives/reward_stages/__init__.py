@@ -1,0 +1,1 @@
+"""Changes of rewards before advantages are computed."""
