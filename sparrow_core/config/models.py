@@ -14,7 +14,7 @@ from sparrow_core.errors import InputError
 
 
 class ModelConfig(Section):
-    source: str = Field("smollm2", description="a safetensors directory, GGUF file, hub id, or the alias smollm2")
+    source: str = Field("smollm2", description="a safetensors directory, GGUF file, hub id, smollm2, or random:qwen3-1.7b")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("auto", description="auto takes CUDA where there is one")
 

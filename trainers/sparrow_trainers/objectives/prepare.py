@@ -102,7 +102,8 @@ def prepare(
 def _check_sequences(part: object, what: str, values_S: torch.Tensor, num_sequences: int) -> None:
     if values_S.shape != (num_sequences,):
         raise InputError(
-            f"{type(part).__name__} gave {what} of shape {list(values_S.shape)}; give one per sequence, [{num_sequences}]"
+            f"{type(part).__name__} gave {what} of shape {list(values_S.shape)}; "
+            f"give one per sequence, [{num_sequences}]"
         )
     require_finite_sequences(f"{what} of {type(part).__name__}", values_S)
 
