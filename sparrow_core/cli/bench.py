@@ -8,9 +8,21 @@ from typing import Annotated
 
 import typer
 
-from sparrow_core.cli.rollout import JsonFile, Quiet
+from sparrow_core.cli.rollout import Arguments, JsonFile, Quiet
 
 app = typer.Typer(help="Benchmarks. Ratios are measured side by side in one run.", no_args_is_help=True)
+
+Models = Annotated[list[str] | None, typer.Option("--model", help="Model, like random:qwen3-1.7b; may repeat.")]
+Batches = Annotated[list[str] | None, typer.Option("--batch", help="Sequences per step; may repeat.")]
+Lengths = Annotated[list[str] | None, typer.Option("--length", help="Context tokens; may repeat.")]
+Pages = Annotated[list[str] | None, typer.Option("--pages", help="Pages that sparse layers attend to; may repeat.")]
+Cases = Annotated[list[str] | None, typer.Option("--case", help="MODEL:BATCH:LENGTH:PAGES, not a cross product.")]
+NoDense = Annotated[bool, typer.Option("--no-dense-layers", help="Every layer is sparse.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto is bfloat16 on CUDA and float32 on a CPU.")]
+HardwareName = Annotated[str | None, typer.Option("--hardware", help="Whose bandwidth floors use; default the device.")]
+Rounds = Annotated[int, typer.Option(help="Rounds in which the competitors take turns; the median counts.")]
+Repeats = Annotated[int, typer.Option(help="Timed steps per round.")]
 
 
 @app.command("cpu")
@@ -48,3 +60,44 @@ def cpu(
         f"{result.transformers_tokens_per_second:.1f} tok/s, ratio {result.ratio:.2f}; "
         f"tokens {'equal' if result.equal_tokens else 'DIFFER'}"
     )
+
+
+@app.command("decode")
+def decode(
+    arguments: Arguments = None,
+    model: Models = None,
+    batch: Batches = None,
+    length: Lengths = None,
+    pages: Pages = None,
+    case: Cases = None,
+    no_dense_layers: NoDense = False,
+    rounds: Rounds = 7,
+    repeats: Repeats = 10,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    hardware: HardwareName = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Whole decode steps over random keys and values: dense, sparse and without attention, beside their floors."""
+    from sparrow_core.bench.decode import bench_decode, cases_of
+    from sparrow_core.bench.environment import write_result
+    from sparrow_core.bench.setup import bench_setup, numbers
+    from sparrow_core.bench.steps import Timing
+    from sparrow_core.bench.table import decode_table
+    from sparrow_core.cli.common import console, error_console, split_arguments
+
+    path, overrides = split_arguments(arguments)
+    extra = ["attention.dense_layers=[]"] if no_dense_layers else []
+    setup = bench_setup(path, [*overrides, *extra], device=device, dtype=dtype, hardware=hardware)
+    sizes = numbers("--batch", batch), numbers("--length", length), numbers("--pages", pages)
+    cases = cases_of(model or [], *sizes, case or [])
+    attention, rollout = setup.config.attention, setup.config.rollout
+    timing = Timing(rounds, repeats)
+    rows = []
+    for row in bench_decode(cases, setup.load, attention, rollout, bandwidth=setup.bandwidth, timing=timing):
+        rows.append(row)
+        error_console.print(f"{len(rows)} of {len(cases)} cases")
+        if json_file is not None:
+            settings = setup.as_json() | {"timing": dataclasses.asdict(timing)}
+            write_result(json_file, "decode", settings, [r.as_json() for r in rows])
+    console.print(decode_table(rows))

@@ -1,0 +1,1 @@
+"""Timings of decode steps, rollouts and kernels beside their byte floors, and memory plans."""
