@@ -33,6 +33,10 @@ class Groups:
     def is_flat_S(self) -> torch.Tensor:
         return self.is_flat_G[self.index_S]
 
+    def centred(self, reward_S: torch.Tensor) -> torch.Tensor:
+        """float64 ``[S]``: rewards less their group's mean; exactly 0 in a flat group."""
+        return torch.where(self.is_flat_S, 0.0, reward_S.double() - self.mean_S)
+
 
 def groups_of(reward_S: torch.Tensor, group_S: torch.Tensor) -> Groups:
     """Statistics of each group of this rank."""
