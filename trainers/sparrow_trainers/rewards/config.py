@@ -42,6 +42,17 @@ class RewardsConfig(Section):
     value_on_error: float = Field(0.0, description="in place of a reward that fails, before its weight")
 
     @model_validator(mode="after")
+    def _limits_of_terms_fit(self) -> RewardsConfig:
+        for index, term in enumerate(self.terms):
+            needed = getattr(term.reward, "total_limit_s", 0.0)
+            if needed >= self.time_limit_s:
+                raise InputError(
+                    f"rewards.terms[{index}].reward.total_limit_s={needed:g} must be below "
+                    f"rewards.time_limit_s={self.time_limit_s:g}, or slow answers count as failed rewards"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _labels_are_distinct(self) -> RewardsConfig:
         twice = [label for label, count in Counter(term.label for term in self.terms).items() if count > 1]
         if twice:

@@ -45,6 +45,7 @@ class _Result:
     value: float
     error: ErrorKind | None = None
     message: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class RewardPool:
@@ -144,10 +145,10 @@ class RewardPool:
             return _Result(0.0, "died", ending(self._end(worker, wait_s=1.0)))
         worker.job = None
         if scored.failure:
-            return _Result(0.0, "raised", scored.failure)
+            return _Result(0.0, "raised", scored.failure, scored.notes)
         if not math.isfinite(scored.value):
-            return _Result(0.0, "not_finite", f"returned {scored.value}")
-        return _Result(scored.value)
+            return _Result(0.0, "not_finite", f"returned {scored.value}", scored.notes)
+        return _Result(scored.value, notes=scored.notes)
 
     def _end(self, worker: WorkerHandle, *, wait_s: float = 0.0) -> int | None:
         self._workers.remove(worker)
@@ -206,6 +207,8 @@ class RewardPool:
         for term, result in zip(self.config.terms, results, strict=True):
             parts[term.label] = self.config.value_on_error if result.error else result.value
             total += term.weight * parts[term.label]
+            for note in result.notes:
+                logger.warning("reward %s on prompt %s: %s", term.label, completion.prompt_id, note)
             if result.error:
                 first = first or result.error
                 self.failures[term.label, result.error] += 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import resource
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from numbers import Real
 from typing import Any
@@ -19,6 +20,8 @@ from sparrow_core.train_contracts import Completion, Reward
 
 MESSAGE_LIMIT = 2000
 """Characters of an error that are passed on."""
+NOTES_LIMIT = 20
+"""Logged warnings per completion that are passed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Scored:
     value: float
     failure: str = ""
     """What the reward raised."""
+    notes: tuple[str, ...] = ()
+    """What was logged as a warning meanwhile, for the trainer's own log."""
 
 
 def serve(pipe: Connection, specs: Sequence[RewardSpec], memory_mb: int | None) -> None:
@@ -76,12 +81,29 @@ def serve(pipe: Connection, specs: Sequence[RewardSpec], memory_mb: int | None) 
             pipe.send(Ready(_failure(f"rewards.terms[{index}] ({spec.label})", error)))
             return
     pipe.send(Ready())
+    notes = _Notes()
+    logging.getLogger().addHandler(notes)
     while True:
         try:
             job: Job = pipe.recv()
         except (EOFError, ConnectionError):
             return
-        pipe.send(_score(rewards[job.term], job.completion))
+        scored = _score(rewards[job.term], job.completion)
+        pipe.send(replace(scored, notes=notes.take()))
+
+
+class _Notes(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self._texts) < NOTES_LIMIT:
+            self._texts.append(record.getMessage()[:MESSAGE_LIMIT])
+
+    def take(self) -> tuple[str, ...]:
+        texts, self._texts = tuple(self._texts), []
+        return texts
 
 
 def _score(reward: Reward, completion: Completion) -> Scored:
