@@ -9,117 +9,25 @@ Shapes: B rows, W page-table width, K recorded ids, Z stop ids, R ring entries, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from sparrow_core.cache import DecodeBatch
-from sparrow_core.engine.device_sampling import SamplingMode, device_sample, key_state
+from sparrow_core.engine.device_sampling import SamplingMode, device_sample
+from sparrow_core.engine.device_state import MOST_STEPS_AHEAD, RING_STEPS, RecordRing, RingReader, RowState
 from sparrow_core.engine.options import EngineOptions
-from sparrow_core.engine.sequence import SequenceState
 from sparrow_core.engine.session import RolloutSession
 from sparrow_core.model import LanguageModel
 from sparrow_core.schedule import BudgetSchedule, length_bin
 
-RING_STEPS = 32
-"""Steps whose records stay on the device before the host fetches them as one block."""
+__all__ = ["RING_STEPS", "DeviceStep", "StepKey", "buckets"]
 
 
 def buckets(max_batch: int) -> tuple[int, ...]:
     """1, 2, 4, ... and ``max_batch`` itself."""
     powers = [1 << i for i in range(max_batch.bit_length()) if 1 << i < max_batch]
     return (*powers, max_batch)
-
-
-def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host tensor on the device; on CUDA without waiting for it."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
-
-
-class RowState:
-    """What each row of the batch holds. A length of 0 marks an idle row, which writes nothing."""
-
-    def __init__(self, rows: int, width: int, num_stops: int, device: torch.device) -> None:
-        def whole(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        self.device = device
-        self.tokens_B, self.states_B, self.top_k_B, self.limits_B = (whole(rows) for _ in range(4))
-        self.stops_BZ = whole(rows, max(1, num_stops)).fill_(-1)
-        self.lengths_B = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.table_BW = torch.zeros(rows, width, dtype=torch.int32, device=device)
-        self.temperatures_B = torch.ones(rows, device=device)
-        self.top_p_B = torch.ones(rows, device=device)
-        self.greedy_B = torch.ones(rows, dtype=torch.bool, device=device)
-        self.forced_B = whole(rows).fill_(-1)
-        self.chosen_budgets_B = torch.zeros(rows, dtype=torch.int32, device=device)
-        """Pages decided by the host (a policy per sequence, a replayed token); 0 takes the schedule's."""
-
-    def start(self, sequences: Sequence[SequenceState]) -> None:
-        """Load rows that begin, or go on after a preemption, at their slots."""
-        index_R = to_device(torch.tensor([s.slot for s in sequences]), self.device)
-        params = [s.request.sampling for s in sequences]
-        whole = [
-            (
-                s.tokens[s.num_cached],
-                s.num_cached + 1,
-                key_state(s.request),
-                p.top_k,
-                int(p.greedy),
-                s.prompt_length + s.max_new_tokens,
-            )
-            for s, p in zip(sequences, params, strict=True)
-        ]
-        whole_RF = to_device(torch.tensor(whole, dtype=torch.int64), self.device)
-        stops_RZ = torch.full((len(sequences), self.stops_BZ.shape[1]), -1, dtype=torch.int64)
-        for row, p in enumerate(params):
-            stops_RZ[row, : len(p.stop_ids)] = torch.tensor(sorted(p.stop_ids), dtype=torch.int64)
-        table_RW = torch.zeros(len(sequences), self.table_BW.shape[1], dtype=torch.int32)
-        for row, sequence in enumerate(sequences):
-            table_RW[row, : len(sequence.pages)] = torch.tensor(sequence.pages, dtype=torch.int32)
-        floats_R2 = to_device(torch.tensor([(p.temperature, p.top_p) for p in params]), self.device)
-        targets = (self.tokens_B, self.lengths_B, self.states_B, self.top_k_B, self.greedy_B, self.limits_B)
-        for column, target in enumerate(targets):
-            target.index_copy_(0, index_R, whole_RF[:, column].to(target.dtype))
-        self.temperatures_B.index_copy_(0, index_R, floats_R2[:, 0])
-        self.top_p_B.index_copy_(0, index_R, floats_R2[:, 1])
-        self.stops_BZ.index_copy_(0, index_R, to_device(stops_RZ, self.device))
-        self.table_BW.index_copy_(0, index_R, to_device(table_RW, self.device))
-
-    def stop(self, rows: Sequence[int]) -> None:
-        self.lengths_B.index_fill_(0, to_device(torch.tensor(rows), self.device), 0)
-
-    def set_pages(self, changes: Sequence[tuple[int, int, int]]) -> None:
-        """Write (row, logical page, physical page) entries of the page table."""
-        entries_3X = to_device(torch.tensor(changes, dtype=torch.int64).T.contiguous(), self.device)
-        self.table_BW[entries_3X[0], entries_3X[1]] = entries_3X[2].to(torch.int32)
-
-    def set_choices(self, forced: Sequence[int], budgets: Sequence[int]) -> None:
-        both_2B = to_device(torch.tensor([list(forced), list(budgets)], dtype=torch.int64), self.device)
-        self.forced_B.copy_(both_2B[0])
-        self.chosen_budgets_B.copy_(both_2B[1])
-
-
-class RecordRing:
-    """Records of the last steps on the device, written at ``index`` and read by the host in blocks."""
-
-    def __init__(self, rows: int, topk: int, hidden: tuple[int, torch.dtype] | None, device: torch.device) -> None:
-        self.index_1 = torch.zeros(1, dtype=torch.int64, device=device)
-        self.outcome_R3B = torch.zeros(RING_STEPS, 3, rows, dtype=torch.int64, device=device)
-        """Token id, pages attended to, 1 where the logits were finite."""
-        self.logprobs_RB = torch.zeros(RING_STEPS, rows, device=device)
-        self.topk_ids_RBK = torch.zeros(RING_STEPS, rows, topk, dtype=torch.int32, device=device)
-        self.topk_logprobs_RBK = torch.zeros(RING_STEPS, rows, topk, device=device)
-        self.hidden_RBD: torch.Tensor | None = None
-        if hidden is not None:
-            self.hidden_RBD = torch.zeros(RING_STEPS, rows, hidden[0], dtype=hidden[1], device=device)
-
-    def put(self, target: torch.Tensor, values: torch.Tensor) -> None:
-        target.index_copy_(0, self.index_1, values[None].to(target.dtype))
-
-    def advance(self) -> None:
-        self.index_1.add_(1).remainder_(RING_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +39,14 @@ class StepKey:
 
 
 class DeviceStep:
-    """The step function over ``RowState`` and ``RecordRing``, with one captured graph per ``StepKey`` on CUDA."""
+    """The step function over ``RowState`` and ``RecordRing``, with one captured graph per ``StepKey`` on CUDA.
+
+    Args:
+        width: pages of the longest sequence, W.
+        max_budget: most pages any sparse layer attends to.
+        num_stops: most stop ids of any request, Z.
+        compiled: compile the model's blocks and the draws (see ``engine.compiled``).
+    """
 
     def __init__(
         self,
@@ -153,13 +68,49 @@ class DeviceStep:
         self.state = RowState(options.max_batch, width, num_stops, device)
         hidden = (int(model.config["hidden_size"]), model.dtype) if options.keep_hidden else None
         self.ring = RecordRing(options.max_batch, min(options.topk_logprobs, model.vocab_size), hidden, device)
+        self.reader = RingReader(self.ring)
         self.schedule_bins = schedule.table(device)
         self.budgets_B = torch.zeros(options.max_batch, dtype=torch.int32, device=device)
+        self._weights = _addresses(model)
         self._graphs: dict[StepKey, torch.cuda.CUDAGraph] = {}
+
+    def serves(
+        self,
+        session: RolloutSession,
+        schedule: BudgetSchedule,
+        mode: SamplingMode,
+        *,
+        width: int,
+        max_budget: int,
+        num_stops: int,
+    ) -> bool:
+        """Whether ``begin`` can take this rollout as it is, with the graphs captured so far."""
+        return (
+            session is self.session
+            and _rules(schedule) == _rules(self.schedule)
+            and mode == self.mode
+            and width <= self.width
+            and min(max_budget, width) <= self.max_budget
+            and num_stops <= self.state.stops_BZ.shape[1]
+            and _addresses(self.model) == self._weights
+        )
+
+    def begin(self, schedule: BudgetSchedule) -> None:
+        """Take the budgets of a new rollout, in place, and leave every row idle."""
+        self.schedule = schedule
+        self.schedule_bins.copy_(schedule.table())
+        self.state.reset()
 
     def bucket(self, rows: int) -> int:
         """The smallest bucket that holds ``rows`` rows."""
         return next(size for size in self.buckets if size >= rows)
+
+    def run_block(self, key: StepKey, half: int, steps: int) -> None:
+        """Launch ``steps`` steps whose records go to a half of the ring, and the copy of these to the host."""
+        self.ring.index_1.fill_(half * MOST_STEPS_AHEAD)
+        for _ in range(steps):
+            self.run(key)
+        self.reader.start(half, steps)
 
     def run(self, key: StepKey) -> None:
         """Launch one step. On CUDA it returns before the step has run."""
@@ -185,7 +136,7 @@ class DeviceStep:
     def _step(self, key: StepKey) -> None:
         state, ring, rows = self.state, self.ring, key.rows
         lengths_B, tokens_B = state.lengths_B[:rows], state.tokens_B[:rows]
-        chosen_B, forced_B = state.chosen_budgets_B[:rows], state.forced_B[:rows]
+        chosen_B, forced_B = (t.index_select(0, ring.index_1)[0, :rows] for t in (state.chosen_RB, state.forced_RB))
         bins_B = length_bin(lengths_B, self.schedule.bin_tokens, self.schedule.num_bins)
         self.budgets_B[:rows] = torch.where(chosen_B > 0, chosen_B, self.schedule_bins[bins_B])
         pages_B = torch.minimum(self.budgets_B[:rows], (lengths_B + (self.page_size - 1)) // self.page_size)
@@ -225,12 +176,23 @@ class DeviceStep:
             for _ in range(2):
                 self.state.lengths_B.zero_()
                 self._step(key)
+                self.ring.index_1.copy_(kept[-1][1])
         torch.cuda.current_stream().wait_stream(stream)
         for tensor, before in kept:
             tensor.copy_(before)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self._step(key)
         return graph
+
+
+def _rules(schedule: BudgetSchedule) -> tuple[int, ...]:
+    """What of a schedule is part of the step's operations; the pages are read from a table."""
+    return schedule.num_bins, schedule.bin_tokens, schedule.page_size, schedule.sink_pages, schedule.recent_pages
+
+
+def _addresses(model: LanguageModel) -> tuple[int, ...]:
+    """Where the weights lie: a captured graph reads them there, so new values in place are seen and moved ones not."""
+    return tuple(weight.data_ptr() for weight in model.module.parameters())

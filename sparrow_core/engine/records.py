@@ -20,11 +20,11 @@ def record_tokens(
         records = sequence.records
         sequence.tokens.append(ids[row])
         records.logprobs.append(logprobs[row])
-        records.topk_ids.append(topk_ids[row])
-        records.topk_logprobs.append(topk_logprobs[row])
+        records.topk_ids.append(topk_ids[row : row + 1])
+        records.topk_logprobs.append(topk_logprobs[row : row + 1])
         records.pages.append(pages[row])
         if hidden is not None:
-            records.hidden.append(hidden[row])
+            records.hidden.append(hidden[row : row + 1])
 
 
 def is_finished(sequence: SequenceState, *, was_forced: bool) -> bool:
@@ -45,14 +45,14 @@ def finished_trace(sequence: SequenceState, *, policy_version: int) -> Trace:
         prompt_ids=torch.tensor(request.prompt_ids, dtype=torch.int32),
         token_ids=torch.tensor(sequence.tokens[sequence.prompt_length :], dtype=torch.int32),
         logprobs=torch.tensor(records.logprobs, dtype=torch.float32),
-        topk_ids=torch.stack(records.topk_ids),
-        topk_logprobs=torch.stack(records.topk_logprobs),
+        topk_ids=torch.cat(records.topk_ids),
+        topk_logprobs=torch.cat(records.topk_logprobs),
         pages=torch.tensor(records.pages, dtype=torch.int32),
         finish_reason=sequence.finish_reason,
         temperature=request.sampling.temperature,
         top_p=request.sampling.top_p,
         top_k=request.sampling.top_k,
         policy_version=policy_version,
-        hidden=torch.stack(records.hidden) if records.hidden else None,
+        hidden=torch.cat(records.hidden) if records.hidden else None,
         dense=None,
     )

@@ -103,23 +103,42 @@ class Scheduler:
             self.pool.release(self.prompts.pop(prompt).pages)
         return entry.last_hidden_D
 
-    def prepare_decode(self) -> tuple[list[SequenceState], list[PageCopy]]:
-        """Sequences of the next decode step in slot order, each with a page of its own for its next token.
+    @property
+    def decoding(self) -> list[SequenceState]:
+        """Running sequences past their prompt, in slot order."""
+        return sorted((s for s in self.running if not s.in_prefill), key=lambda s: s.slot)
 
-        Also the page copies to make, all at once, before the step (writes to shared pages).
+    def prepare_decode(self, steps: int = 1) -> tuple[list[SequenceState], list[PageCopy]]:
+        """Sequences of the next ``steps`` decode steps in slot order, each with pages of its own for their tokens.
+
+        Also the page copies to make, all at once, before the first step (writes to shared pages).
         """
         copies: list[PageCopy] = []
-        for sequence in sorted((s for s in self.running if not s.in_prefill), key=lambda s: s.order):
-            if sequence.slot >= 0:
-                self._give_page(sequence, copies)
-        return sorted((s for s in self.running if not s.in_prefill), key=lambda s: s.slot), copies
+        for sequence in sorted(self.decoding, key=lambda s: s.order):
+            for index in self._pages_ahead(sequence, steps):
+                if sequence.slot >= 0:
+                    self._give_page(sequence, index, copies)
+        return self.decoding, copies
+
+    def missing_pages(self, steps: int) -> int:
+        """Most pages that ``prepare_decode`` may take from the pool."""
+        return sum(
+            index >= len(sequence.pages) or self.pool.references(sequence.pages[index]) > 1
+            for sequence in self.decoding
+            for index in self._pages_ahead(sequence, steps)
+        )
+
+    def _pages_ahead(self, sequence: SequenceState, steps: int) -> range:
+        """Logical pages that the tokens of the sequence's next ``steps`` steps go to."""
+        first = sequence.num_cached + sequence.in_flight
+        end = first + min(steps, sequence.steps_left)
+        return range(first // self.page_size, self.num_pages(end)) if end > first else range(0)
 
     def finish(self, sequence: SequenceState) -> None:
         self._vacate(sequence)
 
-    def _give_page(self, sequence: SequenceState, copies: list[PageCopy]) -> None:
-        """Give ``sequence`` sole ownership of the page its next token goes to, or preempt it."""
-        index = sequence.num_cached // self.page_size
+    def _give_page(self, sequence: SequenceState, index: int, copies: list[PageCopy]) -> None:
+        """Give ``sequence`` sole ownership of its logical page ``index``, or preempt it."""
         while True:
             is_new = index == len(sequence.pages)
             if not is_new and self.pool.references(sequence.pages[index]) == 1:
@@ -148,6 +167,7 @@ class Scheduler:
             self.pool.release(self.prompts.pop(prompt).pages)
 
     def _preempt(self, sequence: SequenceState) -> None:
+        assert sequence.in_flight == 0, "a sequence with steps in flight cannot be preempted"
         self._vacate(sequence)
         sequence.num_cached = 0
         position = sum(1 for s in self.waiting if s.order < sequence.order)

@@ -26,7 +26,7 @@ class Request:
 
 @dataclass(slots=True)
 class TokenRecords:
-    """What is kept of each drawn token, in order."""
+    """What is kept of each drawn token, in order; tensors in chunks of some tokens ``[X, ...]``."""
 
     logprobs: list[float] = field(default_factory=list)
     topk_ids: list[torch.Tensor] = field(default_factory=list)
@@ -50,6 +50,8 @@ class SequenceState:
     num_cached: int = 0
     """Leading tokens whose keys and values are in ``pages``."""
     pages: list[int] = field(default_factory=list)
+    in_flight: int = 0
+    """Decode steps launched for it whose records are still to come (device engine); 0 when it is preempted."""
     slot: int = -1
     """Row of the engine's page table, -1 while not admitted."""
     records: TokenRecords = field(default_factory=TokenRecords)
@@ -66,6 +68,11 @@ class SequenceState:
     @property
     def in_prefill(self) -> bool:
         return self.num_cached < self.prompt_length
+
+    @property
+    def steps_left(self) -> int:
+        """Decode steps that may still be launched: the last token is drawn and never cached."""
+        return self.prompt_length + self.max_new_tokens - 1 - self.num_cached - self.in_flight
 
     @property
     def is_replaying(self) -> bool:
