@@ -127,8 +127,9 @@ def bench_decode(
         floor = FloorModel.of(model, attention.layout, marks)
         for case in group:
             lengths = [case.length] * case.batch
-            bench = StepBench(model, attention, rollout, capacities=lengths, schedule=schedules[case])
-            rounds = bench.time(lengths, (DENSE, SPARSE, WITHOUT), timing)
+            names = (DENSE, SPARSE, WITHOUT)
+            bench = StepBench(model, attention, rollout, capacities=lengths, schedule=schedules[case], names=names)
+            rounds = bench.time(lengths, timing)
             needed = {
                 DENSE: floor.step(lengths, None).total,
                 SPARSE: floor.step(lengths, [case.pages] * case.batch).total,

@@ -70,7 +70,7 @@ class Planner:
         one, two = self.plan(1, length), self.plan(2, length)
         if one.total > memory:
             raise InputError(
-                f"memory of {memory / GIB:.2f} GiB cannot hold one sequence of {length} tokens: {self.model.name} needs "
+                f"{memory / GIB:.2f} GiB cannot hold one sequence of {length} tokens: {self.model.name} needs "
                 f"{one.total / GIB:.2f} GiB, {one.weights / GIB:.2f} of them for weights; give more memory, a shorter "
                 "length or a smaller model"
             )

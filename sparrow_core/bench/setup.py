@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from sparrow_core.bench.environment import environment
 from sparrow_core.bench.floors import hardware_for
+from sparrow_core.bench.steps import Timing
 from sparrow_core.config import RunConfig, load_config
 from sparrow_core.errors import InputError
 from sparrow_core.hardware import Hardware
@@ -27,6 +28,7 @@ class BenchSetup:
     dtype: torch.dtype
     hardware_name: str
     hardware: Hardware
+    timing: Timing
 
     @property
     def bandwidth(self) -> float:
@@ -45,6 +47,7 @@ class BenchSetup:
             "floor_bandwidth": self.bandwidth,
             "attention": attention,
             "rollout": self.config.rollout.model_dump(mode="json"),
+            "timing": asdict(self.timing),
         }
 
 
@@ -55,8 +58,11 @@ def bench_setup(
     device: str = "auto",
     dtype: str = "auto",
     hardware: str | None = None,
+    timing: tuple[int, int] = (1, 1),
 ) -> BenchSetup:
-    """The backend is ``triton`` on CUDA and ``sdpa`` elsewhere unless the configuration names one.
+    """Settings from a config file and ``key=value`` overrides.
+
+    The backend is ``triton`` on CUDA and ``sdpa`` elsewhere unless the configuration names one.
 
     Raises InputError for a device, dtype, hardware or section that cannot be used.
     """
@@ -71,7 +77,7 @@ def bench_setup(
     if "backend" not in config.attention.model_fields_set and resolved.type == "cuda":
         config = load_config(path, ["attention.backend=triton", *overrides])
     name, entry = hardware_for(hardware, resolved)
-    return BenchSetup(config, resolved, resolve_dtype(dtype, resolved), name, entry)
+    return BenchSetup(config, resolved, resolve_dtype(dtype, resolved), name, entry, Timing(*timing))
 
 
 def numbers(option: str, values: Sequence[str] | None, least: int = 1) -> list[int]:

@@ -50,6 +50,7 @@ class Timing:
 class StepBench:
     """Steps of one batch whose rows may have up to ``capacities`` tokens, under one schedule.
 
+    ``names`` are the steps to time: ``DENSE``, ``SPARSE`` and ``WITHOUT``.
     Raises InputError when the model, the memory or the backend cannot serve them.
     """
 
@@ -61,9 +62,10 @@ class StepBench:
         *,
         capacities: Sequence[int],
         schedule: BudgetSchedule,
+        names: Sequence[str] = (DENSE, SPARSE),
         seed: int = 0,
     ) -> None:
-        self.model, self.batch = model, len(capacities)
+        self.model, self.batch, self.names = model, len(capacities), tuple(names)
         for length in capacities:
             check_length(model, length)
         size, device = attention.page_size, model.device
@@ -76,22 +78,24 @@ class StepBench:
         generator = torch.Generator(device=device).manual_seed(seed)
         fill_cache(session, generator)
         width = -(-max(capacities) // size)
-        empty = WithoutAttention(session.backend, session.selector, session.cache, engine.layout)
+        sessions = {"attention": session}
+        if WITHOUT in names:
+            sessions[WITHOUT] = WithoutAttention(session.backend, session.selector, session.cache, engine.layout)
         mode = SamplingMode(draws=True, truncates=False)
         most = min(max(schedule.pages), width)
         self._steps = {
             name: DeviceStep(model, used, engine.options, schedule, mode, width=width, max_budget=most, num_stops=0)
-            for name, used in (("attention", session), (WITHOUT, empty))
+            for name, used in sessions.items()
         }
         table_BW = shuffled_table(capacities, width, size, generator)
         for step in self._steps.values():
             self._fill_state(step, table_BW, generator)
         self._lengths_B = torch.tensor(capacities, dtype=torch.int32, device=device)
 
-    def time(self, lengths: Sequence[int], names: Sequence[str], timing: Timing) -> dict[str, list[float]]:
-        """Seconds per step, one mean per round, of each of ``names`` (``DENSE``, ``SPARSE``, ``WITHOUT``)."""
+    def time(self, lengths: Sequence[int], timing: Timing) -> dict[str, list[float]]:
+        """Seconds per step, one mean per round, of each of ``names``, every row at its length."""
         self._lengths_B.copy_(torch.tensor(lengths, dtype=torch.int32))
-        calls = {name: self.call(name) for name in names}
+        calls = {name: self.call(name) for name in self.names}
         return time_rounds(calls, self.model.device, rounds=timing.rounds, repeats=timing.repeats, reset=self.reset)
 
     def reset(self) -> None:

@@ -65,7 +65,7 @@ def _cuda_round(call: Call, before: Call, repeats: int) -> float:
     events = []
     for _ in range(repeats + 1):
         before()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         call()
         end.record()
