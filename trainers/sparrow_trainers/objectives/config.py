@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -25,7 +25,8 @@ from sparrow_trainers.objectives.dynamic_sampling import DynamicSamplingConfig
 GROUP = "sparrow.objectives"
 ObjectivePlugin = Annotated[SerializeAsAny[PluginConfig], PluginOf(GROUP)]
 
-_DEFAULT_CORRECTIONS: list[str] = ["tis"]
+_DEFAULT_CORRECTIONS: Any = ("tis",)
+"""Names; validation makes configurations of them."""
 
 
 class ObjectiveConfig(Section):

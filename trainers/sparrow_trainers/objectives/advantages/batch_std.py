@@ -45,7 +45,8 @@ class BatchStd(Advantage):
 
 
 def _std(values_S: torch.Tensor, reduce: Reduce) -> torch.Tensor:
-    """float64 scalar over all ranks, in two passes so that a large mean costs no digits."""
+    """float64 ``[1]`` over all ranks, in two passes so that a large mean costs no digits."""
     total, count = reduce(torch.stack([values_S.sum(), torch.ones_like(values_S).sum()]))
     mean = total / count.clamp(min=1)
-    return (reduce(((values_S - mean) ** 2).sum().reshape(1))[0] / count.clamp(min=1)).sqrt()
+    squared = reduce(((values_S - mean) ** 2).sum().reshape(1))
+    return (squared / count.clamp(min=1)).sqrt()
