@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
+from sparrow_core.bench.flashinfer import FlashInferDecode, kinds_for
+from sparrow_core.bench.kernel_cases import DENSE, SELECT, SELECTED, KernelCase
+from sparrow_core.bench.timing import captured, medians, time_rounds
 from sparrow_kernels.page_scores.triton import ScoreKind, ScoreTuning
 from sparrow_kernels.paged_append.triton import QKNormRope, decode_append, decode_norm_rope_append
 from sparrow_kernels.paged_attention import triton as attention
@@ -38,20 +41,6 @@ REPLAYS = 21
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One decode step of one layer."""
-
-    name: str
-    batch: int
-    length: int
-    group: int
-    pages: int = 0
-    """Selected pages; 0 for dense."""
-    spread: bool = False
-    """Lengths spread evenly over 0 to ``length`` instead of all equal."""
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     case: str
     microseconds: dict[str, float]
@@ -59,72 +48,21 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-DENSE = [
-    Case("dense B16 16K g2", 16, 16384, 2),
-    Case("dense B16 32K g4", 16, 32768, 4),
-    Case("dense B32 16K g2", 32, 16384, 2),
-    Case("dense B32 32K g4", 32, 32768, 4),
-    Case("dense B64 16K g2", 64, 16384, 2),
-    Case("dense B36 spread 32K g5", 36, 32768, 5, spread=True),
-    Case("dense B64 spread 32K g2", 64, 32768, 2, spread=True),
-]
-SELECTED = [
-    Case("selected B16 253 g4", 16, 32768, 4, 253),
-    Case("selected B32 224 g2", 32, 16384, 2, 224),
-    Case("selected B64 224 g2", 64, 16384, 2, 224),
-    Case("selected B16 224 g2", 16, 16384, 2, 224),
-    Case("selected B64 spread 224 g2", 64, 32768, 2, 224, spread=True),
-]
-SELECT = [
-    Case("select B16 2048 g4", 16, 32768, 4, 256),
-    Case("select B32 1024 g2", 32, 16384, 2, 224),
-    Case("select B32 2048 g2", 32, 32768, 2, 256),
-    Case("select B64 1024 g2", 64, 16384, 2, 224),
-    Case("select B64 spread 2048 g2", 64, 32768, 2, 224, spread=True),
-]
-
-
-def graph_of(calls: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for call in calls:
-            call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
 def timed(competitors: dict[str, list[Callable[[], Any]]]) -> dict[str, float]:
     """Microseconds per call of each competitor, medians of replays taken in turn."""
-    graphs = {name: graph_of(calls) for name, calls in competitors.items()}
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
-    for replay in range(REPLAYS + 2):
-        for name, graph in graphs.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if replay >= 2:
-                samples[name].append(start.elapsed_time(end) * 1000 / len(competitors[name]))
-    return {name: statistics.median(times) for name, times in samples.items()}
+    graphs = {name: captured(calls, DEVICE) for name, calls in competitors.items()}
+    rounds = time_rounds(graphs, DEVICE, rounds=REPLAYS, repeats=1)
+    return {name: seconds * 1e6 / len(competitors[name]) for name, seconds in medians(rounds).items()}
 
 
-def lengths_of(case: Case) -> torch.Tensor:
-    if not case.spread:
-        return torch.full((case.batch,), case.length, dtype=torch.int32, device=DEVICE)
-    steps = torch.arange(1, case.batch + 1, device=DEVICE, dtype=torch.float64)
-    return (steps * case.length / case.batch).int()
+def lengths_of(case: KernelCase) -> torch.Tensor:
+    return torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
 
 
 class Pool:
     """A shuffled pool that holds every page of a batch."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: KernelCase) -> None:
         torch.manual_seed(0)
         self.lengths_B = lengths_of(case)
         self.count_B = (self.lengths_B + SIZE - 1) // SIZE
@@ -186,7 +124,7 @@ SELECT_TUNINGS = [
 
 
 def our_decode(
-    case: Case, pool: Pool, pages: torch.Tensor, counts: torch.Tensor | None, tuning: attention.DecodeTuning
+    case: KernelCase, pool: Pool, pages: torch.Tensor, counts: torch.Tensor | None, tuning: attention.DecodeTuning
 ) -> tuple[Callable[[], Any], torch.Tensor]:
     programs = num_programs(DEVICE, tuning.per_processor)
     workspace = attention.decode_workspace(case.batch * HEADS, case.group, DIM, DEVICE, programs)
@@ -211,49 +149,8 @@ def our_decode(
     return call, out
 
 
-class FlashInfer:
-    def __init__(self) -> None:
-        import flashinfer
-
-        self.module: Any = flashinfer
-        self.version = flashinfer.__version__
-        self.keep: list[Any] = []
-
-    def decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        pages: torch.Tensor,
-        counts: torch.Tensor,
-        last: torch.Tensor,
-        tensor_cores: bool,
-    ) -> tuple[Callable[[], Any], torch.Tensor]:
-        """Planned at the exact lengths, with a workspace of its own; ``run`` alone is timed. Also its output."""
-        rows = len(counts)
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int().cpu()
-        workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=DEVICE)
-        wrapper = self.module.BatchDecodeWithPagedKVCacheWrapper(
-            workspace,
-            "HND",
-            use_cuda_graph=True,
-            use_tensor_cores=tensor_cores,
-            paged_kv_indptr_buffer=torch.zeros(rows + 1, dtype=torch.int32, device=DEVICE),
-            paged_kv_indices_buffer=torch.zeros(len(pages), dtype=torch.int32, device=DEVICE),
-            paged_kv_last_page_len_buffer=torch.zeros(rows, dtype=torch.int32, device=DEVICE),
-        )
-        wrapper.plan(
-            offsets, pages.int(), last.int().cpu(), q.shape[1], k.shape[1], DIM, SIZE, q_data_type=DTYPE,
-            kv_data_type=DTYPE,
-        )  # fmt: skip
-        out = torch.empty_like(q)
-        self.keep.append(wrapper)
-        return lambda: wrapper.run(q, (k, v), out=out), out
-
-
-def decode_row(case: Case, flashinfer: FlashInfer | None, sweep: bool) -> Row:
+def decode_row(case: KernelCase, with_flashinfer: bool, sweep: bool) -> Row:
     pool = Pool(case)
-    last_B = (pool.lengths_B - 1) % SIZE + 1
     if case.pages:
         pages_BKJ, counts_BK = pool.selected(case.pages)
         counts: torch.Tensor | None = counts_BK
@@ -264,31 +161,20 @@ def decode_row(case: Case, flashinfer: FlashInfer | None, sweep: bool) -> Row:
     call, out = our_decode(case, pool, pages_BKJ, counts, attention.tuning_for(DIM, DTYPE, dense=counts is None))
     competitors: dict[str, list[Callable[[], Any]]] = {"ours": [call] * 4}
     theirs: dict[str, torch.Tensor] = {}
-    if flashinfer is not None:
-        if case.pages:
-            heads_K1 = torch.arange(HEADS, device=DEVICE)[:, None]
-            live = torch.arange(case.pages, device=DEVICE) < counts_BK[..., None]
-            args = (
-                pool.q_BND.view(-1, case.group, DIM),
-                pool.k.flatten(0, 1)[:, None],
-                pool.v.flatten(0, 1)[:, None],
-                (pages_BKJ * HEADS + heads_K1)[live],
-                counts_BK.flatten(),
-                last_B.repeat_interleave(HEADS),
-            )
-        else:
-            live = torch.arange(pool.width, device=DEVICE) < pool.count_B[:, None]
-            args = (pool.q_BND, pool.k, pool.v, pool.table_BW[live], pool.count_B, last_B)
-        for cores in ("tensor", "cuda") if case.group != 5 else ("tensor",):
-            run, theirs[f"flashinfer {cores} cores"] = flashinfer.decode(*args, cores == "tensor")
+    if with_flashinfer:
+        flashinfer, kv = FlashInferDecode(), (pool.k, pool.v)
+        for cores in kinds_for(case.group):
+            if counts is None:
+                run, out_theirs = flashinfer.dense(pool.q_BND, kv, pool.table_BW, pool.lengths_B, cores)
+            else:
+                run, out_theirs = flashinfer.selected(pool.q_BND, kv, pages_BKJ, counts, pool.lengths_B, cores)
             competitors[f"flashinfer {cores} cores"] = [run] * 4
+            theirs[f"flashinfer {cores} cores"] = out_theirs
     times = timed(competitors)
     errors = {
         name: float((other.view_as(out).double() - out.double()).norm() / out.double().norm())
         for name, other in theirs.items()
     }
-    if flashinfer is not None:
-        flashinfer.keep.clear()
     extra: dict[str, Any] = {"difference": errors}
     if sweep:
         extra["sweep"] = sweep_decode(case, pool, pages_BKJ, counts, out.clone())
@@ -297,7 +183,7 @@ def decode_row(case: Case, flashinfer: FlashInfer | None, sweep: bool) -> Row:
 
 
 def sweep_decode(
-    case: Case, pool: Pool, pages: torch.Tensor, counts: torch.Tensor | None, expected: torch.Tensor
+    case: KernelCase, pool: Pool, pages: torch.Tensor, counts: torch.Tensor | None, expected: torch.Tensor
 ) -> list[dict[str, Any]]:
     results = []
     for tuning in DECODE_TUNINGS:
@@ -311,7 +197,7 @@ def sweep_decode(
     return sorted(results, key=lambda result: float(result.get("us", 1e9)))
 
 
-def select_row(case: Case, sweep: bool, kind: ScoreKind = "mean") -> Row:
+def select_row(case: KernelCase, sweep: bool, kind: ScoreKind = "mean") -> Row:
     torch.manual_seed(0)
     lengths_B = lengths_of(case)
     width, copies = -(-case.length // SIZE), 6
@@ -355,8 +241,9 @@ def select_row(case: Case, sweep: bool, kind: ScoreKind = "mean") -> Row:
     return Row(case.name + ("" if kind == "mean" else " " + kind), times, floor, extra)
 
 
-def append_row(case: Case) -> Row:
-    pool = Pool(Case(case.name, case.batch, 4096, case.group))
+def append_row(name: str, batch: int, group: int) -> Row:
+    case = KernelCase("append", batch, 4096, group)
+    pool = Pool(case)
     marks = torch.empty(len(pool.k), HEADS, 1, DIM, device=DEVICE, dtype=DTYPE)
     qkv = torch.randn(case.batch, (case.group + 2) * HEADS, DIM, device=DEVICE, dtype=DTYPE)
     q, k, v = qkv.split([case.group * HEADS, HEADS, HEADS], 1)
@@ -373,11 +260,12 @@ def append_row(case: Case) -> Row:
         }
     )
     moved = qkv.numel() * 2 * 2 + case.batch * HEADS * DIM * 2 * (SIZE + 1)
-    return Row(case.name, times, moved / BANDWIDTH * 1e6, asdict(case))
+    return Row(name, times, moved / BANDWIDTH * 1e6, asdict(case))
 
 
-def prefill_row(batch: int, chunk: int, context: int, group: int, flashinfer: FlashInfer | None) -> Row:
-    case = Case(f"prefill B{batch} chunk {chunk} context {context} g{group}", batch, context, group)
+def prefill_row(batch: int, chunk: int, context: int, group: int, with_flashinfer: bool) -> Row:
+    name = f"prefill B{batch} chunk {chunk} context {context} g{group}"
+    case = KernelCase("prefill", batch, context, group)
     pool = Pool(case)
     offsets = (torch.arange(batch + 1, device=DEVICE) * chunk).int()
     q_TND = torch.randn(batch * chunk, HEADS * group, DIM, device=DEVICE, dtype=DTYPE)
@@ -387,8 +275,10 @@ def prefill_row(batch: int, chunk: int, context: int, group: int, flashinfer: Fl
 
     competitors: dict[str, list[Callable[[], Any]]] = {"ours": [ours]}
     difference = 0.0
-    if flashinfer is not None:
-        wrapper = flashinfer.module.BatchPrefillWithPagedKVCacheWrapper(
+    if with_flashinfer:
+        import flashinfer
+
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             torch.zeros(512 << 20, dtype=torch.uint8, device=DEVICE), "HND", backend="fa2"
         )
         count_B = pool.count_B.cpu()
@@ -400,12 +290,11 @@ def prefill_row(batch: int, chunk: int, context: int, group: int, flashinfer: Fl
         other = wrapper.run(q_TND, (pool.k, pool.v))
         mine = ours()
         difference = float((other.double() - mine.double()).norm() / mine.double().norm())
-        flashinfer.keep.append(wrapper)
         competitors["flashinfer"] = [lambda: wrapper.run(q_TND, (pool.k, pool.v))]
     times = timed(competitors)
     seen = sum(context - chunk + i + 1 for i in range(chunk))
     flops = batch * HEADS * group * seen * DIM * 4
-    return Row(case.name, times, flops / 790e12 * 1e6, {"flops": flops, "difference": difference})
+    return Row(name, times, flops / 790e12 * 1e6, {"flops": flops, "difference": difference})
 
 
 def copy_bandwidth() -> float:
@@ -430,27 +319,27 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--no-flashinfer", action="store_true")
     parser.add_argument("--only", default="")
     options = parser.parse_args(arguments)
-    flashinfer = None if options.no_flashinfer else FlashInfer()
+    with_flashinfer = not options.no_flashinfer
     jobs: list[tuple[str, Callable[[], Row]]] = [
         *((case.name, lambda case=case: select_row(case, options.sweep == "select")) for case in SELECT),
         ("quest", lambda: select_row(SELECT[1], False, "quest")),
         *(
-            (case.name, lambda case=case: decode_row(case, flashinfer, options.sweep == "decode"))
+            (case.name, lambda case=case: decode_row(case, with_flashinfer, options.sweep == "decode"))
             for case in SELECTED + DENSE
         ),
         *(
-            (name, lambda name=name, batch=batch, group=group: append_row(Case(name, batch, 4096, group)))
+            (name, lambda name=name, batch=batch, group=group: append_row(name, batch, group))
             for name, batch, group in (("append B16 g4", 16, 4), ("append B32 g2", 32, 2), ("append B64 g2", 64, 2))
         ),
-        ("prefill", lambda: prefill_row(8, 1024, 1024, 2, flashinfer)),
-        ("prefill", lambda: prefill_row(1, 2048, 16384, 4, flashinfer)),
+        ("prefill", lambda: prefill_row(8, 1024, 1024, 2, with_flashinfer)),
+        ("prefill", lambda: prefill_row(1, 2048, 16384, 4, with_flashinfer)),
     ]
     rows = []
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "flashinfer": flashinfer.version if flashinfer else None,
+        "flashinfer": version("flashinfer-python") if with_flashinfer else None,
         "copy_bandwidth": copy_bandwidth(),
     }
     print(result, flush=True)

@@ -73,7 +73,8 @@ def parsed(text: str) -> KernelCase:
             f"--case={text!r} must be dense:BATCH:LENGTH:GROUP or selected|select:BATCH:LENGTH:GROUP:PAGES, "
             "with :spread after it for lengths spread over 0 to LENGTH"
         )
-    return KernelCase(kind, *map(int, counts), spread=spread)
+    batch, length, group, *pages = map(int, counts)
+    return KernelCase(kind, batch, length, group, pages[0] if pages else 0, spread)
 
 
 def chosen(listed: Sequence[str], only: str) -> list[KernelCase]:
