@@ -73,6 +73,8 @@ class PageSelector(Plugin):
 
     landmark_vectors: ClassVar[int]
     """Vectors kept per full page, M; 0 when the selector needs none."""
+    graph_capture: ClassVar[bool] = False
+    """On CUDA, ``select`` never waits for the device and may be captured in a graph."""
 
     def __init__(self, config: PluginConfig, layout: SparseLayout) -> None:
         self.config = config

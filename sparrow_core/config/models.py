@@ -14,7 +14,9 @@ from sparrow_core.errors import InputError
 
 
 class ModelConfig(Section):
-    source: str = Field("smollm2", description="a safetensors directory, GGUF file, hub id, smollm2, or random:qwen3-1.7b")
+    source: str = Field(
+        "smollm2", description="a safetensors directory, GGUF file, hub id, smollm2, or random:qwen3-1.7b"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = Field("auto", description="auto takes CUDA where there is one")
 
@@ -64,6 +66,13 @@ class RolloutConfig(Section):
     topk_logprobs: int = Field(20, ge=1, description="most likely ids and log-probs kept per token")
     keep_hidden: bool = Field(False, description="keep final hidden states, for the exact acceptance")
     batch_invariant: bool = Field(False, description="pad every decode step to max_batch rows")
+    engine: Literal["auto", "host", "device"] = Field(
+        "auto", description="device decodes without the host between steps; auto takes it on CUDA where it can serve"
+    )
+    steps_ahead: int = Field(16, ge=1, le=16, description="decode steps per block of the device engine")
+    compile: Literal["auto"] | bool = Field(
+        "auto", description="torch.compile the model in the device engine's steps; auto takes it on CUDA"
+    )
 
 
 class MismatchConfig(Section):

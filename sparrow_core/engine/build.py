@@ -8,6 +8,7 @@ from sparrow_core import registry
 from sparrow_core.cache import PagedKVCache
 from sparrow_core.config import AttentionConfig, RolloutConfig
 from sparrow_core.contracts import AttentionBackend, PageSelector, PluginConfig, SparseLayout, SparsityPolicy
+from sparrow_core.engine.device_choice import choose_engine
 from sparrow_core.engine.engine import RolloutEngine
 from sparrow_core.engine.options import EngineOptions
 from sparrow_core.engine.sampling import SamplingParams
@@ -32,6 +33,8 @@ def build_engine(model: LanguageModel, attention: AttentionConfig, rollout: Roll
     if reasons:
         raise InputError(f"attention.backend={attention.backend.type} cannot serve {model.name}: " + "; ".join(reasons))
 
+    engine, compiled = choose_engine(model, rollout, backend_class, selector_class)
+
     def make_backend(cache: PagedKVCache) -> tuple[AttentionBackend, PageSelector]:
         selector = selector_class(attention.selector, layout)
         return backend_class(attention.backend, cache, layout, selector), selector
@@ -43,6 +46,9 @@ def build_engine(model: LanguageModel, attention: AttentionConfig, rollout: Roll
         topk_logprobs=rollout.topk_logprobs,
         keep_hidden=rollout.keep_hidden,
         batch_invariant=rollout.batch_invariant,
+        engine=engine,
+        steps_ahead=rollout.steps_ahead,
+        compile=compiled,
     )
     return RolloutEngine(model, make_backend, layout, options, landmark_vectors=selector_class.landmark_vectors)
 

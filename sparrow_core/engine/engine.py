@@ -12,6 +12,9 @@ import torch
 
 from sparrow_core.cache import PagedKVCache
 from sparrow_core.contracts import AttentionBackend, PageSelector, SparseLayout, SparsityPolicy
+from sparrow_core.engine.device_choice import device_step_for
+from sparrow_core.engine.device_run import DeviceRun
+from sparrow_core.engine.device_step import DeviceStep
 from sparrow_core.engine.options import EngineOptions
 from sparrow_core.engine.page_pool import PagePool
 from sparrow_core.engine.run import Run
@@ -51,6 +54,7 @@ class RolloutEngine:
         self._landmark_vectors = landmark_vectors
         self._cache: PagedKVCache | None = None
         self._session: RolloutSession | None = None
+        self._device_step: DeviceStep | None = None
 
     def generate(
         self,
@@ -67,7 +71,7 @@ class RolloutEngine:
         """
         sequences = [self._admissible(i, request) for i, request in enumerate(requests)]
         pool = PagePool(self._reserve(sequences))
-        run = Run(self.model, self.session, self.options, self.layout, sequences, pool, policy, policy_version)
+        run = self._run(sequences, pool, policy, policy_version)
         self.stats = run.stats
         with torch.no_grad(), self.model.bind(self.session):
             while not run.scheduler.done:
@@ -75,8 +79,18 @@ class RolloutEngine:
                 if on_step is not None:
                     on_step(run.stats)
 
+    def _run(self, sequences: list[SequenceState], pool: PagePool, policy: SparsityPolicy, policy_version: int) -> Run:
+        inputs = (self.model, self.session, self.options, self.layout, sequences, pool, policy, policy_version)
+        if self.options.engine == "host" or not sequences:
+            return Run(*inputs)
+        self._device_step = device_step_for(
+            self._device_step, self.model, self.session, self.options, sequences, policy
+        )
+        return DeviceRun(self._device_step, *inputs)
+
     def release(self) -> None:
-        """Let go of the KV cache; the next ``generate`` allocates it anew."""
+        """Let go of the KV cache and captured graphs; the next ``generate`` makes them anew."""
+        self._device_step = None
         self._cache = None
         self._session = None
 
@@ -141,6 +155,7 @@ class RolloutEngine:
                 dtype=self.model.dtype,
                 device=self.model.device,
             )
+            self._device_step = None
             backend, selector = self._make_backend(self._cache)
             self._session = RolloutSession(backend, selector, self._cache, self.layout)
         return self._session

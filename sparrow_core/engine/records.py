@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from sparrow_core.engine.sampling import SampledBatch
+from sparrow_core.engine.device_state import BlockRecords
+from sparrow_core.engine.sampling import SampledBatch, not_finite
 from sparrow_core.engine.sequence import SequenceState
 from sparrow_core.trace import Trace
 
@@ -25,6 +26,33 @@ def record_tokens(
         records.pages.append(pages[row])
         if hidden is not None:
             records.hidden.append(hidden[row : row + 1])
+
+
+def record_steps(sequence: SequenceState, records: BlockRecords, row: int, steps: range) -> int:
+    """Append what a row of a block drew at ``steps`` until the sequence ends; the number of tokens appended.
+
+    Raises FloatingPointError naming the sequence and position when logits were not finite.
+    """
+    ids, pages, finite = records.outcome_X3B[steps.start : steps.stop, :, row].unbind(1)
+    count = 0
+    for token, is_finite in zip(ids.tolist(), finite.tolist(), strict=True):
+        if not is_finite:
+            raise not_finite(sequence.request.key, len(sequence.tokens))
+        was_forced = sequence.num_generated < len(sequence.request.forced_ids)
+        sequence.tokens.append(token)
+        count += 1
+        if is_finished(sequence, was_forced=was_forced):
+            break
+    if count == 0:
+        return 0
+    kept, taken = sequence.records, slice(steps.start, steps.start + count)
+    kept.logprobs += records.logprobs_XB[taken, row].tolist()
+    kept.pages += pages[:count].tolist()
+    kept.topk_ids.append(records.topk_ids_XBK[taken, row].clone())
+    kept.topk_logprobs.append(records.topk_logprobs_XBK[taken, row].clone())
+    if records.hidden_XBD is not None:
+        kept.hidden.append(records.hidden_XBD[taken, row].clone())
+    return count
 
 
 def is_finished(sequence: SequenceState, *, was_forced: bool) -> bool:

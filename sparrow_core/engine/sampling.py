@@ -95,10 +95,14 @@ def _require_finite(lse_B1: torch.Tensor, keys: Sequence[SampleKey], positions: 
     bad = (~torch.isfinite(lse_B1.squeeze(-1))).nonzero()
     if bad.numel():
         row = int(bad[0])
-        raise FloatingPointError(
-            f"logits of prompt {keys[row].prompt}, sample {keys[row].sample} "
-            f"are not finite at position {positions[row]}"
-        )
+        raise not_finite(keys[row], positions[row])
+
+
+def not_finite(key: SampleKey, position: int) -> FloatingPointError:
+    """The error of logits that are not finite, for the token at ``position``."""
+    return FloatingPointError(
+        f"logits of prompt {key.prompt}, sample {key.sample} are not finite at position {position}"
+    )
 
 
 def _draw(

@@ -23,6 +23,7 @@ class GqaMaxSoftmax(ScoredSelector):
         type: str = "gqa_max_softmax"
 
     landmark_vectors: ClassVar[int] = 1
+    graph_capture: ClassVar[bool] = True
 
     def landmarks(self, keys_XSD: torch.Tensor) -> torch.Tensor:
         return keys_XSD.to(math_dtype(keys_XSD.dtype)).mean(1, keepdim=True)

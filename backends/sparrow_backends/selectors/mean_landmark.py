@@ -25,6 +25,7 @@ class MeanLandmark(ScoredSelector):
         type: str = "mean_landmark"
 
     landmark_vectors: ClassVar[int] = 1
+    graph_capture: ClassVar[bool] = True
     kernel_score = "mean"
 
     def landmarks(self, keys_XSD: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ class Quest(ScoredSelector):
         type: str = "quest"
 
     landmark_vectors: ClassVar[int] = 2
+    graph_capture: ClassVar[bool] = True
     kernel_score = "quest"
 
     def landmarks(self, keys_XSD: torch.Tensor) -> torch.Tensor:

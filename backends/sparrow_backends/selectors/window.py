@@ -23,6 +23,7 @@ class Window(ScoredSelector):
         type: str = "window"
 
     landmark_vectors: ClassVar[int] = 0
+    graph_capture: ClassVar[bool] = True
 
     def score(self, q_BND: torch.Tensor, cache: LayerCache, batch: DecodeBatch) -> torch.Tensor:
         B, W = batch.page_table_BW.shape
