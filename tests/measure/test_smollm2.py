@@ -80,9 +80,12 @@ def test_a_small_budget_attends_to_fewer_tokens_and_drifts(small_budget: Measure
 
 
 def test_bounds_hold_the_exact_acceptance(small_budget: Measurement) -> None:
+    """The bounds hold the records of the rollout's kernels, the exact value a second product: they differ by noise."""
+    noise = small_budget.noise.max_logprob_diff
+    assert 0 < noise < 2e-4
     for scores in (trace.scores() for trace in small_budget.traces.traces):
-        assert (scores.acceptance_lower <= scores.acceptance_exact + 1e-5).all()
-        assert (scores.acceptance_exact <= scores.acceptance_upper + 1e-5).all()
+        assert (scores.acceptance_lower <= scores.acceptance_exact + noise).all()
+        assert (scores.acceptance_exact <= scores.acceptance_upper + noise).all()
 
 
 def test_acceptance_falls_with_length_and_rises_with_the_budget(smollm2: LanguageModel, tmp_path: Path) -> None:

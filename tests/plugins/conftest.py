@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 
+from sparrow_core.contracts import PluginConfig
 from sparrow_core.schedule import BudgetSchedule
+from sparrow_core.train_contracts import Reward
 from sparrow_policies.static import StaticConfig, StaticPolicy
 
 
@@ -51,6 +53,13 @@ class Old(StaticPolicy):
     Config = Config
 
 
+class ScoresNothing(Reward):
+    Config = PluginConfig
+
+    def score(self, completion: Any) -> float:
+        return 0.0
+
+
 class Dies(StaticPolicy):
     Config = Config
 
@@ -70,7 +79,7 @@ no_import = broken_import:Policy
 shared_name = broken_policies:RaisesInObserve
 
 [sparrow.rewards]
-shared_name = broken_policies:RaisesInObserve
+shared_name = broken_policies:ScoresNothing
 """
 
 

@@ -139,4 +139,5 @@ def test_missing_pytest_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Captur
 def test_every_group_with_plugins_has_a_suite_or_is_known_to_have_none(group: str) -> None:
     from sparrow_core.testing.run import SUITES
 
-    assert group in SUITES or group in {"sparrow.objectives", "sparrow.rewards", "sparrow.commands"}
+    without = {"objectives", "rewards", "commands", "data", "distill_losses"}
+    assert group in SUITES or group.removeprefix("sparrow.") in without
