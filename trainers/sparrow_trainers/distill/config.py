@@ -44,6 +44,15 @@ class DistillConfig(Section):
     )
     sparse_ppo: SparsePpoConfig = section_field()
     optimizer: AdapterOptimizerConfig = section_field()
+    initial: str | None = Field(
+        None, min_length=1, description="a PEFT directory to begin with; null draws a new adapter"
+    )
+    updates: int = Field(1, ge=1, description="adapter updates per step, each over all its tokens")
+    reference_every: int = Field(
+        10,
+        ge=0,
+        description="steps between measurements of the same tokens without the adapter, from step 0; 0 is never",
+    )
     micro_batch_tokens: int = Field(8192, ge=1, description="tokens per forward; a longer sequence goes alone")
     logit_chunk: int = Field(256, ge=1, description="tokens whose full-vocabulary logits are held at once")
 

@@ -107,10 +107,20 @@ def gradients(
     sums = dict.fromkeys(names, 0.0)
     for parameter in student.adapter.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    for pack in packs_of([sample.trace for sample in samples], config.micro_batch_tokens):
-        _micro_batch(student, [samples[i] for i in pack], config, terms, tokens, sums, mismatch)
+    failure: MismatchError | None = None
+    try:
+        for pack in packs_of([sample.trace for sample in samples], config.micro_batch_tokens):
+            _micro_batch(student, [samples[i] for i in pack], config, terms, tokens, sums, mismatch)
+    except MismatchError as error:
+        failure = error
+    # A rank that fails still takes part in the sums, so that no other waits for it.
     _sum_over_ranks(student.adapter, reduce)
-    totals = reduce(torch.tensor([sums[name] for name in names], dtype=torch.float64, device=device)).tolist()
+    counted = [float(failure is not None), *(sums[name] for name in names)]
+    failed, *totals = reduce(torch.tensor(counted, dtype=torch.float64, device=device)).tolist()
+    if failed:
+        for parameter in student.adapter.parameters():
+            parameter.grad = None
+        raise failure or MismatchError("the distillation loss of another rank's sample is not finite")
     return dict(zip(names, totals, strict=True)) | {"tokens": tokens}
 
 
@@ -154,11 +164,12 @@ def _micro_batch(
                 sums["loss"] += float(part.loss.detach())
                 assert part.acceptances is not None
                 accepted.append(part.acceptances)
-            mismatch.observe(_token_mismatch(student, sample, accepted))
+            mismatch.observe(token_mismatch(student, sample, accepted))
         hidden_TD.backward(leaf_TD.grad, inputs=list(adapter.parameters()))  # type: ignore[no-untyped-call]
 
 
-def _token_mismatch(student: Student, sample: StudentSample, parts: list[Acceptances]) -> TokenMismatch:
+def token_mismatch(student: Student, sample: StudentSample, parts: list[Acceptances]) -> TokenMismatch:
+    """The acceptances of a sample's tokens with the budgets that the student had for them."""
     trace, size = sample.trace, student.layout.page_size
     lengths_T, pages_T = trace.lengths, trace.pages
     num_pages_T = (lengths_T + size - 1) // size
@@ -186,6 +197,11 @@ def _statistics(terms: list[Term], config: DistillConfig) -> list[str]:
 
 def _check(samples: Sequence[StudentSample], config: DistillConfig) -> None:
     for sample in samples:
+        if config.support == "topk" and sample.trace.topk_ids.shape[1] == 0:
+            raise InputError(
+                f"distill.support=topk needs the top-K ids of {sample.trace.key}, but its trace has none; record "
+                "traces with rollout.topk_logprobs=20, or take distill.support=exact"
+            )
         if config.support == "exact" and sample.teacher_hidden_TD is None:
             raise InputError(
                 f"distill.support=exact needs the dense hidden states of {sample.trace.key}; "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -37,7 +39,7 @@ def dry_run(config: TrainConfig) -> Plan:
     """Check files, model, prompts, rewards, objective, schedule and ranks, and count memory; nothing is written."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     check_world(config.parallel, world)
-    _check_output(config)
+    check_output(config, may_change=_MAY_CHANGE, fixed_train=_FIXED_TRAIN)
     model, prompts, _ = _load(config, inspect_model(config.model.source))
     with RewardPool(config.rewards):
         pass
@@ -77,7 +79,7 @@ def _problem(config: TrainConfig, ranks: Ranks) -> str | None:
     if not ranks.is_main:
         return None
     try:
-        _check_output(config)
+        check_output(config, may_change=_MAY_CHANGE, fixed_train=_FIXED_TRAIN)
         if not (Path(config.output) / CONFIG_FILE).exists():
             save_config(config, config.output)
     except InputError as error:
@@ -85,14 +87,20 @@ def _problem(config: TrainConfig, ranks: Ranks) -> str | None:
     return None
 
 
-def _check_output(config: TrainConfig) -> None:
-    """Refuse an output directory that holds a run with other settings."""
+def check_output(config: Any, *, may_change: Collection[str], fixed_train: Sequence[str]) -> None:
+    """Refuse an output directory that holds a run with other settings.
+
+    Args:
+        config: a run's root section with ``train`` and ``output``.
+        may_change: sections that a resumed run may set anew.
+        fixed_train: keys of ``train`` that it may not.
+    """
     path = Path(config.output) / CONFIG_FILE
     if not path.exists():
         return
-    there, ours = resolved(load_as(TrainConfig, path)), resolved(config)
-    different = [key for key in ours if key not in _MAY_CHANGE and ours[key] != there.get(key)]
-    different += [f"train.{key}" for key in _FIXED_TRAIN if ours["train"][key] != there["train"][key]]
+    there, ours = resolved(load_as(type(config), path)), resolved(config)
+    different = [key for key in ours if key not in may_change and ours[key] != there.get(key)]
+    different += [f"train.{key}" for key in fixed_train if ours["train"][key] != there["train"][key]]
     if different:
         raise InputError(
             f"output={config.output!r} holds a run with other settings in {', '.join(sorted(different))}; give another "

@@ -90,7 +90,7 @@ class Trainer:
         )
         self.state = RunState(model.name, self.policy, prompts.order(), self.collector.new_stream())
         self.output = Path(config.output)
-        self.checkpoints = Checkpoints(self.output, config.checkpoint, self.learner, self.state)
+        self.checkpoints = Checkpoints(self.output, config.checkpoint, ranks, self.state, learner=self.learner)
         self.progress = TrainProgress(console if ranks.is_main else None)
         self._console = console if ranks.is_main else None
         self.evaluator = Evaluator(config, self.collector, self.policy, eval_prompts, ranks)

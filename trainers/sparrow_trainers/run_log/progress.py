@@ -14,6 +14,7 @@ from sparrow_core.train_log import BinRecord, StepRecord
 _PARTS = (
     ("reward/mean", "reward {:.3f}"),
     ("response/length_mean", "length {:.0f}"),
+    ("distill/loss", "distillation {:.4f}"),
     ("mismatch/kept_fraction", "kept {:.0%}"),
     ("rollout/tokens_per_second", "{:,.0f} tok/s"),
 )
@@ -22,7 +23,8 @@ _PARTS = (
 class TrainProgress:
     """Draws on ``console``: bars where it is a terminal, a line per step where it is a file; None draws nothing."""
 
-    def __init__(self, console: Console | None) -> None:
+    def __init__(self, console: Console | None, label: str = "training") -> None:
+        self._label = label
         self._console = console
         self._bars = bars(console)
 
@@ -30,7 +32,7 @@ class TrainProgress:
     def steps(self, total: int, start: int = 0) -> Iterator[Callable[[StepRecord], None]]:
         """A bar over ``total`` steps of which ``start`` are done; call what is yielded with each step's record."""
         with self._bars:
-            task = self._bars.add_task("training", total=total, completed=start, note="")
+            task = self._bars.add_task(self._label, total=total, completed=start, note="")
 
             def update(record: StepRecord) -> None:
                 self._bars.update(task, completed=record.step + 1, note=summary(record))

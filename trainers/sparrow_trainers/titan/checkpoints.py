@@ -35,6 +35,14 @@ class JsonState(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+class TensorState(Protocol):
+    """Tensors that are the same on every rank, under the same names at every call."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class _AsText:
     """A JsonState as one string, so that a checkpoint holds it whole whatever its keys."""
 
@@ -59,11 +67,25 @@ def complete_steps(output: Path) -> list[int]:
 
 
 class Checkpoints:
-    """Saves and restores a Learner with ``state``. Every rank must make the same calls."""
+    """Saves and restores ``state``, a Learner and an adapter where there is one. Every rank must make the same calls.
 
-    def __init__(self, output: Path, config: CheckpointSection, learner: Learner, state: JsonState) -> None:
+    Args:
+        learner: None where only an adapter is trained.
+        adapter: an adapter and its optimizer.
+    """
+
+    def __init__(
+        self,
+        output: Path,
+        config: CheckpointSection,
+        ranks: Ranks,
+        state: JsonState,
+        *,
+        learner: Learner | None = None,
+        adapter: TensorState | None = None,
+    ) -> None:
         self._output = output
-        self._ranks: Ranks = learner.ranks
+        self._ranks = ranks
         if self._ranks.is_main:
             _remove_incomplete(output)
         settings = CheckpointManager.Config(
@@ -76,10 +98,10 @@ class Checkpoints:
         )
         self._manager = settings.build(
             dataloader=None,
-            model_parts=[learner.module],
-            optimizers=learner.optimizers,
-            lr_schedulers=learner.schedulers,
-            states={"sparrow": _AsText(state)},
+            model_parts=[] if learner is None else [learner.module],
+            optimizers=None if learner is None else learner.optimizers,
+            lr_schedulers=None if learner is None else learner.schedulers,
+            states={"sparrow": _AsText(state)} | ({} if adapter is None else {"adapter": adapter}),
             sd_adapter=None,
             base_folder=str(output),
         )

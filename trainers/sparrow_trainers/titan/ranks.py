@@ -77,6 +77,14 @@ class Ranks:
         total: torch.Tensor = dist_utils.dist_sum_tensor(values.to(self.device), mesh)
         return total.to(values.device)
 
+    def sum_all(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over all ranks, for what each of them computed of samples of its own."""
+        if self.world == 1:
+            return values
+        total = values.to(self.device, copy=True)
+        dist.all_reduce(total)
+        return total.to(values.device)
+
     def check_all(self, error: str | None) -> None:
         """Raise InputError on every rank when any rank has an error to tell, so that none waits for another."""
         errors = [text for text in self.gather(error) if text is not None]
