@@ -67,17 +67,20 @@ class Planner:
 
         Raises InputError when not even one sequence fits; the message says what it needs.
         """
-        one, two = self.plan(1, length), self.plan(2, length)
+        one = self.plan(1, length)
         if one.total > memory:
             raise InputError(
                 f"{memory / GIB:.2f} GiB cannot hold one sequence of {length} tokens: {self.model.name} needs "
                 f"{one.total / GIB:.2f} GiB, {one.weights / GIB:.2f} of them for weights; give more memory, a shorter "
                 "length or a smaller model"
             )
-        batch = max(1, (memory - one.total) // (two.total - one.total))
-        while self.plan(batch + 1, length).total <= memory:
-            batch += 1
-        return self.plan(batch, length)
+        fits, beyond = 1, 2
+        while self.plan(beyond, length).total <= memory:
+            fits, beyond = beyond, 2 * beyond
+        while beyond - fits > 1:
+            middle = (fits + beyond) // 2
+            fits, beyond = (middle, beyond) if self.plan(middle, length).total <= memory else (fits, middle)
+        return self.plan(fits, length)
 
     def check_fits(self, batch: int, lengths: list[int], free: int) -> None:
         """Raises InputError when a cache of these lengths' pages and a step do not fit ``free`` bytes beside the
@@ -101,7 +104,7 @@ class Planner:
         all_pages = pages * PagedKVCache.bytes_per_page(shape, self.page_size, self.landmark_vectors, dtype)
         kv = pages * PagedKVCache.bytes_per_page(shape, self.page_size, 0, dtype)
         width = -(-length // self.page_size)
-        ring = RING_STEPS * (3 * 8 + 4 + self.topk_logprobs * 8)
+        ring = RING_STEPS * (3 * 8 + 4 + self.topk_logprobs * 8 + 8 + 4)
         state = 6 * 8 + 4 * 4 + 1 + 4 * width
         spec, vocab = self.model.spec, self.model.vocab_size
         scores = 4 * shape.num_kv_heads * width

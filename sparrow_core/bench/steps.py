@@ -30,12 +30,12 @@ _NO_LIMIT = 1 << 40
 
 
 class WithoutAttention(RolloutSession):
-    """Attention replaced by handing on the queries: nothing is stored, scored or read."""
+    """Attention replaced by a copy of the queries: nothing is stored, scored or read from the cache."""
 
     def attend(
         self, layer: int, q_BLNH: torch.Tensor, k_BLNH: torch.Tensor, v_BLNH: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        return q_BLNH
+        return q_BLNH.clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,14 @@ class StepBench:
         seed: int = 0,
     ) -> None:
         self.model, self.batch, self.names = model, len(capacities), tuple(names)
-        for length in capacities:
-            check_length(model, length)
+        check_length(model, max(capacities))
         size, device = attention.page_size, model.device
         refuse_without_graphs(attention, device)
         marks = registry.load("sparrow.selectors", attention.selector.type).landmark_vectors
         planner = Planner(model, size, marks, rollout.prefill_chunk, rollout.topk_logprobs)
         planner.check_fits(self.batch, list(capacities), free_bytes(device))
         engine = build_engine(model, attention, rollout.model_copy(update={"max_batch": self.batch}))
-        session = engine.session_for(num_pages(capacities, size))
+        self.session = session = engine.session_for(num_pages(capacities, size))
         generator = torch.Generator(device=device).manual_seed(seed)
         fill_cache(session, generator)
         width = -(-max(capacities) // size)
@@ -83,12 +82,12 @@ class StepBench:
             sessions[WITHOUT] = WithoutAttention(session.backend, session.selector, session.cache, engine.layout)
         mode = SamplingMode(draws=True, truncates=False)
         most = min(max(schedule.pages), width)
-        self._steps = {
+        self.steps = {
             name: DeviceStep(model, used, engine.options, schedule, mode, width=width, max_budget=most, num_stops=0)
             for name, used in sessions.items()
         }
         table_BW = shuffled_table(capacities, width, size, generator)
-        for step in self._steps.values():
+        for step in self.steps.values():
             self._fill_state(step, table_BW, generator)
         self._lengths_B = torch.tensor(capacities, dtype=torch.int32, device=device)
 
@@ -99,11 +98,11 @@ class StepBench:
         return time_rounds(calls, self.model.device, rounds=timing.rounds, repeats=timing.repeats, reset=self.reset)
 
     def reset(self) -> None:
-        for step in self._steps.values():
+        for step in self.steps.values():
             step.state.lengths_B.copy_(self._lengths_B)
 
     def call(self, name: str) -> Call:
-        step = self._steps[WITHOUT if name == WITHOUT else "attention"]
+        step = self.steps[WITHOUT if name == WITHOUT else "attention"]
         key = StepKey(self.batch, sparse=name == SPARSE)
 
         def run() -> None:
@@ -114,7 +113,7 @@ class StepBench:
 
     def attended_pages(self, name: str) -> list[int]:
         """Pages that each row's last step of this kind attended to, as the step itself recorded them."""
-        ring = self._steps[WITHOUT if name == WITHOUT else "attention"].ring
+        ring = self.steps[WITHOUT if name == WITHOUT else "attention"].ring
         last = (int(ring.index_1) - 1) % ring.outcome_R3B.shape[0]
         pages: list[int] = ring.outcome_R3B[last, 1].tolist()
         return pages
@@ -129,12 +128,20 @@ class StepBench:
 
 
 def refuse_without_graphs(attention: AttentionConfig, device: torch.device) -> None:
-    """Raises InputError when a step with this backend cannot be captured in a CUDA graph."""
+    """Raises InputError when a step with this backend and selector cannot be captured in a CUDA graph."""
+    if device.type != "cuda":
+        return
     backend: Any = registry.load("sparrow.backends", attention.backend.type)
-    if device.type == "cuda" and not backend.capabilities.graph_capture:
+    selector: Any = registry.load("sparrow.selectors", attention.selector.type)
+    if not backend.capabilities.graph_capture:
         raise InputError(
             f"attention.backend={attention.backend.type} cannot be captured in a CUDA graph, which is what is timed; "
             "use attention.backend=triton"
+        )
+    if not selector.graph_capture:
+        raise InputError(
+            f"attention.selector={attention.selector.type} cannot be captured in a CUDA graph, which is what is timed; "
+            "use attention.selector=mean_landmark"
         )
 
 
