@@ -26,12 +26,14 @@ def score_traces(
     *,
     max_tokens: int = 8192,
     on_trace: Callable[[int], None] | None = None,
+    on_topk: Callable[[Trace, torch.Tensor], None] | None = None,
 ) -> list[Trace]:
     """The traces with ``dense`` filled in, in the order given.
 
     Args:
         max_tokens: traces are packed into forwards of at most this many tokens (one longer trace goes alone).
         on_trace: called with the number of traces scored so far.
+        on_topk: called with each trace, in order, and the dense log-probs ``[T, K]`` of its ``topk_ids``, on the host.
     """
     scored: list[Trace] = []
     with torch.no_grad():
@@ -39,7 +41,7 @@ def score_traces(
             texts = {_text(trace): trace for trace in pack}
             hidden = dict(zip(texts, _dense_hidden(model, list(texts.values())), strict=True))
             for trace in pack:
-                scored.append(dataclasses.replace(trace, dense=_score(model, trace, hidden[_text(trace)])))
+                scored.append(dataclasses.replace(trace, dense=_score(model, trace, hidden[_text(trace)], on_topk)))
                 if on_trace is not None:
                     on_trace(len(scored))
     return scored
@@ -81,20 +83,29 @@ def _dense_hidden(model: LanguageModel, pack: list[Trace]) -> list[torch.Tensor]
     return [hidden_TD[end - len(t.token_ids) : end] for end, t in zip(ends, pack, strict=True)]
 
 
-def _score(model: LanguageModel, trace: Trace, hidden_TD: torch.Tensor) -> DenseScores:
-    logprobs, lower, upper, exact = [], [], [], []
+def _score(
+    model: LanguageModel,
+    trace: Trace,
+    hidden_TD: torch.Tensor,
+    on_topk: Callable[[Trace, torch.Tensor], None] | None,
+) -> DenseScores:
+    logprobs, lower, upper, exact, topk = [], [], [], [], []
     for start in range(0, len(hidden_TD), _LOGIT_CHUNK):
         rows = slice(start, start + _LOGIT_CHUNK)
         dense_TV = log_softmax_at(model.logits(hidden_TD[rows]), trace.temperature)
         ids_T1 = trace.token_ids[rows].long().to(dense_TV.device)[:, None]
         logprobs.append(dense_TV.gather(-1, ids_T1).squeeze(-1).cpu())
         topk_ids = trace.topk_ids[rows].long().to(dense_TV.device)
+        if on_topk is not None:
+            topk.append(dense_TV.gather(-1, topk_ids).cpu())
         bounds = acceptance_bounds(dense_TV, topk_ids, trace.topk_logprobs[rows].to(dense_TV.device))
         lower.append(bounds[0].cpu())
         upper.append(bounds[1].cpu())
         if trace.hidden is not None:
             sparse_logits = model.logits(trace.hidden[rows].to(model.device, model.dtype))
             exact.append(acceptance_exact(dense_TV, log_softmax_at(sparse_logits, trace.temperature)).cpu())
+    if on_topk is not None:
+        on_topk(trace, torch.cat(topk))
     return DenseScores(
         logprobs=torch.cat(logprobs),
         acceptance_lower=torch.cat(lower),

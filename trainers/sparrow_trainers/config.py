@@ -18,6 +18,7 @@ from sparrow_core.config import (
 )
 from sparrow_core.errors import InputError
 from sparrow_trainers.data.config import DataConfig
+from sparrow_trainers.distill.config import TrainDistillConfig
 from sparrow_trainers.objectives.config import ObjectiveConfig
 from sparrow_trainers.rewards.config import RewardsConfig
 from sparrow_trainers.run_log import LogConfig
@@ -61,6 +62,9 @@ class TrainConfig(Section):
     objective: ObjectiveConfig = section_field()
     train: TrainSection = section_field()
     optimizer: OptimizerSection = section_field()
+    distill: TrainDistillConfig | None = Field(
+        None, description="an adapter of the rollout, trained after each update; null trains none"
+    )
     memory: MemorySection = section_field()
     parallel: ParallelSection = section_field()
     checkpoint: CheckpointSection = section_field()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from sparrow_core.errors import CheckpointError, InputError
 from sparrow_core.model import LanguageModel
 from sparrow_trainers.distill.adapter import TARGETS, AdapterConfig, LoraAdapter
 
+ADAPTER_FOLDER = "adapter"
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model.model.layers"
@@ -41,6 +43,16 @@ def save_adapter(adapter: LoraAdapter, model: LanguageModel, directory: str | Pa
             f"adapter directory {str(target)!r} cannot be written ({error.strerror or error}); give another one"
         ) from error
     return target
+
+
+def replace_adapter(adapter: LoraAdapter, model: LanguageModel, output: Path) -> None:
+    """Write the adapter as ``output/adapter``, in place of an earlier one. Raises InputError as ``save_adapter``."""
+    target = output / ADAPTER_FOLDER
+    with tempfile.TemporaryDirectory(prefix=".adapter.", dir=output) as work:
+        finished = save_adapter(adapter, model, Path(work) / ADAPTER_FOLDER)
+        if target.exists():
+            shutil.rmtree(target)
+        finished.replace(target)
 
 
 def _write(adapter: LoraAdapter, model: LanguageModel, directory: Path) -> None:

@@ -61,3 +61,18 @@ class DistillConfig(Section):
         if not self.losses and self.sparse_ppo.weight == 0:
             raise InputError("losses is empty and sparse_ppo.weight is 0, so nothing is trained; give one loss")
         return self
+
+
+class TrainDistillConfig(DistillConfig):
+    """Distillation within RL, on each step's rollouts after the dense update."""
+
+    support: Literal["exact", "topk"] = Field("topk", description="the trace's stored ids, with the rest as one")
+
+    @model_validator(mode="after")
+    def _teacher_outlives_the_update(self) -> TrainDistillConfig:
+        if self.support == "exact":
+            raise InputError(
+                "support=exact reads the teacher through the lm_head, which the dense update has moved by then; "
+                "set support=topk"
+            )
+        return self

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from sparrow_core.train_log import StepRecord
 from sparrow_trainers.data.config import DataConfig
 from sparrow_trainers.data.prompt_set import load_prompts
 from sparrow_trainers.distill.adapter import LoraAdapter
-from sparrow_trainers.distill.adapter_files import save_adapter
+from sparrow_trainers.distill.adapter_files import replace_adapter
 from sparrow_trainers.distill.adapter_training import AdapterTraining
 from sparrow_trainers.distill.run_config import DistillRunConfig
 from sparrow_trainers.distill.sources import PromptRollouts, RecordedTraces, TraceSource
@@ -32,7 +30,6 @@ from sparrow_trainers.rl.run import check_output
 from sparrow_trainers.run_log.trackers import require_trackers
 from sparrow_trainers.titan.ranks import Ranks, check_world, running_ranks
 
-ADAPTER_FOLDER = "adapter"
 _MAY_CHANGE = frozenset({"checkpoint", "evaluate", "log", "output", "parallel", "train"})
 _FIXED_TRAIN = ("prompts_per_step",)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -101,7 +98,7 @@ def distill(config: DistillRunConfig, console: Console | None) -> StepRecord | N
         try:
             record = trainer.run()
             if ranks.is_main:
-                _export(training, trainer.output)
+                replace_adapter(training.adapter, model, trainer.output)
         finally:
             trainer.close()
         return record
@@ -168,13 +165,3 @@ def _plan(config: DistillRunConfig, model: LanguageModel, adapter: LoraAdapter, 
         weight_bytes=(num_parameters + merged) * size,
         adapter_bytes=adapter_parameters * 16,
     )
-
-
-def _export(training: AdapterTraining, output: Path) -> None:
-    """The adapter as ``output/adapter`` in PEFT's layout, in place of an earlier one."""
-    target = output / ADAPTER_FOLDER
-    with tempfile.TemporaryDirectory(prefix=".adapter.", dir=output) as work:
-        finished = save_adapter(training.adapter, training.model, Path(work) / ADAPTER_FOLDER)
-        if target.exists():
-            shutil.rmtree(target)
-        finished.replace(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from sparrow_core.mismatch import MismatchStream
 from sparrow_core.model import LanguageModel
 from sparrow_core.trace import SampleKey, Trace
 from sparrow_core.train_contracts import Completion, PromptExample
+from sparrow_trainers.distill.teacher import StudentSample
 from sparrow_trainers.rewards.pool import RewardOutcome, RewardPool
 from sparrow_trainers.rl.sample import Sample
 
@@ -55,6 +57,8 @@ class Collected:
     texts: list[Completion] = field(default_factory=list)
     tails: list[float | None] = field(default_factory=list)
     """Low quantile of each sample's acceptance."""
+    students: list[StudentSample] = field(default_factory=list)
+    """Each sample's trace with the dense log-probs of its top-K ids, where an adapter is trained on them."""
 
 
 class Collector:
@@ -64,6 +68,8 @@ class Collector:
         model: the weights to sample with; refreshed in place between calls.
         reference: weights of the KL penalty's reference policy.
         releases_cache: free the KV cache after every rollout.
+        rollout_model: ``model`` with an adapter merged, to sample with in its place; what it drew is then kept with
+            its dense log-probs.
     """
 
     def __init__(
@@ -77,10 +83,13 @@ class Collector:
         recompute_tokens: int,
         reference: LanguageModel | None = None,
         releases_cache: bool = False,
+        rollout_model: LanguageModel | None = None,
     ) -> None:
         self.model = model
+        self._attention = attention
+        self._has_adapter = rollout_model is not None
         self.rollout = rollout.model_copy(update={"keep_hidden": rollout.keep_hidden or mismatch.exact})
-        self.engine = build_engine(model, attention, self.rollout)
+        self.engine = build_engine(model if rollout_model is None else rollout_model, attention, self.rollout)
         self._mismatch = mismatch
         self._page_size = attention.page_size
         self._rewards = rewards
@@ -92,6 +101,15 @@ class Collector:
         """A collector with other sampling settings over the same engine and cache."""
         other = copy.copy(self)
         other.rollout = rollout.model_copy(update={"keep_hidden": self.rollout.keep_hidden})
+        return other
+
+    def without_adapter(self) -> Collector:
+        """A collector that samples with ``model`` itself; where an adapter is merged, over a cache of its own."""
+        if not self._has_adapter:
+            return self
+        other = copy.copy(self)
+        other.engine = build_engine(self.model, self._attention, self.rollout)
+        other._has_adapter, other._releases_cache = False, True
         return other
 
     def new_stream(self) -> MismatchStream:
@@ -119,7 +137,13 @@ class Collector:
         if self._releases_cache:
             self.engine.release()
         rolled = time.perf_counter()
-        traces = score_traces(self.model, traces, max_tokens=self._recompute_tokens)
+        students: list[StudentSample] = []
+        traces = score_traces(
+            self.model,
+            traces,
+            max_tokens=self._recompute_tokens,
+            on_topk=(lambda trace, logp_TK: students.append(_student(trace, logp_TK))) if self._has_adapter else None,
+        )
         references = self._reference_logprobs(traces)
         for trace in traces:
             stream.observe(trace.mismatch(self._page_size))
@@ -136,7 +160,7 @@ class Collector:
             _sample(trace, text, outcome, reference)
             for trace, text, outcome, reference in zip(traces, texts, outcomes, references, strict=True)
         ]
-        return Collected(samples, texts, [_tail(trace, self._mismatch.quantile) for trace in traces])
+        return Collected(samples, texts, [_tail(trace, self._mismatch.quantile) for trace in traces], students)
 
     def _requests(self, prompts: Sequence[Prompt], step: int) -> list[Request]:
         rollout = self.rollout
@@ -186,6 +210,10 @@ def _sample(trace: Trace, text: Completion, outcome: RewardOutcome, reference: t
         reward_error=outcome.error,
         reward_parts=dict(outcome.parts),
     )
+
+
+def _student(trace: Trace, topk_logp_TK: torch.Tensor) -> StudentSample:
+    return StudentSample(dataclasses.replace(trace, hidden=None), teacher_topk_logp_TK=topk_logp_TK)
 
 
 def _tail(trace: Trace, quantile: float) -> float | None:

@@ -40,8 +40,9 @@ class Evaluator:
                 "max_tokens": settings.max_tokens or config.rollout.max_tokens,
             }
         )
-        self._collector = collector.sampling_with(rollout)
+        self._collectors = {"sparse": collector.sampling_with(rollout)}
         if settings.dense:
+            self._collectors["dense"] = collector.without_adapter().sampling_with(rollout)
             dense_config = registry.load("sparrow.policies", "dense").Config(type="dense")
             self._policies["dense"] = build_policy(dense_config, config.attention.layout)
         if settings.sparse:
@@ -59,8 +60,9 @@ class Evaluator:
         prompts = [_prompt(index, self._prompts) for index in mine]
         metrics: dict[str, float] = {}
         for name, policy in self._policies.items():
-            stream = self._collector.new_stream()
-            collected = self._collector.collect(prompts, policy, stream, Timings(), step=_STEP, policy_version=step)
+            collector = self._collectors[name]
+            stream = collector.new_stream()
+            collected = collector.collect(prompts, policy, stream, Timings(), step=_STEP, policy_version=step)
             samples = [sample for part in self._ranks.gather(collected.samples) for sample in part]
             merged = merged_stream(self._ranks.gather(stream.state_dict()))
             found = response_metrics(samples) | mismatch_metrics(merged)

@@ -20,6 +20,7 @@ from sparrow_core.schedule_file import check_policy_origin
 from sparrow_core.train_log import StepRecord
 from sparrow_trainers.config import TrainConfig
 from sparrow_trainers.data.prompt_set import PromptSet, load_prompts
+from sparrow_trainers.distill.adapter_files import replace_adapter
 from sparrow_trainers.objectives.objective import build_objective
 from sparrow_trainers.rewards.pool import RewardPool
 from sparrow_trainers.rl.plan import Plan, make_plan
@@ -69,6 +70,8 @@ def train(config: TrainConfig, console: Console | None) -> StepRecord | None:
                 record = trainer.run()
                 if config.checkpoint.export:
                     _export(trainer, ranks)
+                    if trainer.distillation is not None and ranks.is_main:
+                        replace_adapter(trainer.distillation.training.adapter, trainer.learner.policy, trainer.output)
             finally:
                 trainer.close()
         return record

@@ -15,10 +15,12 @@ from sparrow_core.engine.stats import EngineStats
 from sparrow_core.errors import InputError
 from sparrow_core.mismatch import MismatchStream
 from sparrow_core.model import LanguageModel
+from sparrow_core.trace import SampleKey
 from sparrow_core.train_contracts import Completion
 from sparrow_core.train_log import RunInfo, StepRecord, bin_records
 from sparrow_trainers.config import TrainConfig
 from sparrow_trainers.data.prompt_set import PromptSet
+from sparrow_trainers.distill.rollout_distillation import RolloutDistillation
 from sparrow_trainers.objectives.dynamic_sampling import DynamicSampling
 from sparrow_trainers.objectives.objective import build_objective
 from sparrow_trainers.rewards.pool import RewardPool
@@ -78,6 +80,11 @@ class Trainer:
             total_updates=train.steps * train.epochs * train.minibatches,
         )
         self.policy = build_policy(config.policy, config.attention.layout)
+        self.distillation = (
+            None
+            if config.distill is None
+            else RolloutDistillation(self.learner.policy, config.attention, config.distill, ranks)
+        )
         self.collector = Collector(
             self.learner.policy,
             config.attention,
@@ -87,15 +94,25 @@ class Trainer:
             recompute_tokens=train.recompute_tokens,
             reference=reference,
             releases_cache=config.memory.release_cache,
+            rollout_model=None if self.distillation is None else self.distillation.training.rollout_model,
         )
         self.state = RunState(model.name, self.policy, prompts.order(), self.collector.new_stream())
         self.output = Path(config.output)
-        self.checkpoints = Checkpoints(self.output, config.checkpoint, ranks, self.state, learner=self.learner)
+        self.checkpoints = Checkpoints(
+            self.output,
+            config.checkpoint,
+            ranks,
+            self.state,
+            learner=self.learner,
+            adapter=None if self.distillation is None else self.distillation.training,
+        )
         self.progress = TrainProgress(console if ranks.is_main else None)
         self._console = console if ranks.is_main else None
         self.evaluator = Evaluator(config, self.collector, self.policy, eval_prompts, ranks)
         self._seen: list[tuple[Sample, Completion, float | None]] = []
         """This rank's samples of the step, for sample texts."""
+        self._advantages: dict[SampleKey, float] = {}
+        """Of the step's samples that the update took."""
         self._warned = False
 
     def run(self) -> StepRecord | None:
@@ -105,6 +122,8 @@ class Trainer:
         """
         if self.checkpoints.load() is not None:
             self.learner.publish()
+            if self.distillation is not None:
+                self.distillation.training.publish()
         config, state = self.config, self.state
         record: StepRecord | None = None
         log = RunLog(
@@ -119,6 +138,7 @@ class Trainer:
             with self.progress.steps(config.train.steps, state.step) as done:
                 while state.step < config.train.steps:
                     self._seen.clear()
+                    self._advantages.clear()
                     record = self._step()
                     self._warn_if_clipped(record)
                     log.write(record)
@@ -163,6 +183,9 @@ class Trainer:
         streams = self.ranks.gather(stream.state_dict())
         all_timings = self.ranks.gather(timings)
         state.stream = merged_stream(streams)
+        compared: dict[str, float] = {}
+        if self.distillation is not None:
+            compared = self.distillation.reference(self.collector.new_stream(), step, self.policy)
         observe(self.policy, state.stream, name=config.policy.type, where=f"step {step}")
         collected = time.perf_counter()
         metrics = response_metrics(groups.drawn) | drift_metrics(groups.drawn) | mismatch_metrics(state.stream)
@@ -171,10 +194,17 @@ class Trainer:
             metrics |= self._update(groups.kept, step)
             state.policy_version += 1
         finished = time.perf_counter()
+        if self.distillation is not None:
+            compared |= self.distillation.train(self.collector.new_stream, self._advantages)
+        distilled = time.perf_counter()
         state.step += 1
         state.generated_tokens += sum(each.generated_tokens for each in all_timings)
-        times = _times(all_timings, update=finished - collected, total=finished - begun)
+        times = _times(all_timings, update=finished - collected, total=distilled - begun)
         metrics |= time_metrics(times, all_timings) | evaluation
+        if self.distillation is not None:
+            metrics |= compared
+            metrics["time/distill_s"] = distilled - finished
+            metrics["time/distill_share"] = (distilled - finished) / times.total
         metrics["time/evaluate_s"] = begun - started
         metrics["data/epoch"] = state.order.epoch + state.order.position / state.order.length
         metrics["rollout/total_tokens"] = float(state.generated_tokens)
@@ -194,12 +224,16 @@ class Trainer:
             self.ranks.check_all(error)
             everyone = [sample for part in self.ranks.gather(collected.samples) for sample in part]
             groups.add(sorted(everyone, key=lambda sample: sample.key))
+            if self.distillation is not None:
+                self.distillation.take(collected.students)
             self._seen.extend(zip(collected.samples, collected.texts, collected.tails, strict=True))
         return groups
 
     def _update(self, samples: Sequence[Sample], step: int) -> dict[str, float]:
         config, train = self.config, self.config.train
         prepared = self.objective.prepare(response_batch(samples, config.rollout.max_tokens), same_everywhere)
+        advantages = prepared.advantage_S.tolist()
+        self._advantages.update(zip((sample.key for sample in samples), advantages, strict=True))
         self.checkpoints.before_update()
         settings = UpdateSettings(
             minibatches=train.minibatches,
