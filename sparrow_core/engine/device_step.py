@@ -9,17 +9,24 @@ Shapes: B rows, W page-table width, K recorded ids, Z stop ids, R ring entries, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from sparrow_core.cache import DecodeBatch
+from sparrow_core.engine.compiled import CompiledStep
 from sparrow_core.engine.device_sampling import SamplingMode, device_sample
 from sparrow_core.engine.device_state import MOST_STEPS_AHEAD, RING_STEPS, RecordRing, RingReader, RowState
 from sparrow_core.engine.options import EngineOptions
 from sparrow_core.engine.session import RolloutSession
 from sparrow_core.model import LanguageModel
 from sparrow_core.schedule import BudgetSchedule, length_bin
+
+COMPILER: str | Callable[..., Any] = "inductor"
+"""The backend of ``torch.compile``."""
 
 __all__ = ["RING_STEPS", "DeviceStep", "StepKey", "buckets"]
 
@@ -45,7 +52,6 @@ class DeviceStep:
         width: pages of the longest sequence, W.
         max_budget: most pages any sparse layer attends to.
         num_stops: most stop ids of any request, Z.
-        compiled: compile the model's blocks and the draws (see ``engine.compiled``).
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class DeviceStep:
         self.schedule_bins = schedule.table(device)
         self.budgets_B = torch.zeros(options.max_batch, dtype=torch.int32, device=device)
         self._weights = _addresses(model)
+        self._compiled = CompiledStep(model, session, COMPILER) if options.compile else None
         self._graphs: dict[StepKey, torch.cuda.CUDAGraph] = {}
 
     def serves(
@@ -120,7 +127,11 @@ class DeviceStep:
             self._graphs[key].replay()
         else:
             self._plan(key)
-            self._step(key)
+            with self._compilation():
+                self._step(key)
+
+    def _compilation(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._compiled is None else self._compiled.installed()
 
     def _plan(self, key: StepKey) -> None:
         rows = key.rows
@@ -142,7 +153,8 @@ class DeviceStep:
         pages_B = torch.minimum(self.budgets_B[:rows], (lengths_B + (self.page_size - 1)) // self.page_size)
         positions_B = (lengths_B.long() - 1).clamp(min=0)
         hidden_BD = self.model.hidden(tokens_B[:, None], positions_B[:, None])[:, 0]
-        drawn, finite_B = device_sample(
+        draw = device_sample if self._compiled is None else self._compiled.sample
+        drawn, finite_B = draw(
             self.model.logits(hidden_BD),
             self.mode,
             temperatures_B=state.temperatures_B[:rows],
@@ -172,19 +184,21 @@ class DeviceStep:
         self._plan(key)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self.state.lengths_B.zero_()
+        with self._compilation():
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self.state.lengths_B.zero_()
+                    self._step(key)
+                    self.ring.index_1.copy_(kept[-1][1])
+            torch.cuda.current_stream().wait_stream(stream)
+            for tensor, before in kept:
+                tensor.copy_(before)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+            # Other threads may use CUDA meanwhile; only this one is captured.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 self._step(key)
-                self.ring.index_1.copy_(kept[-1][1])
-        torch.cuda.current_stream().wait_stream(stream)
-        for tensor, before in kept:
-            tensor.copy_(before)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self._step(key)
         return graph
 
 
