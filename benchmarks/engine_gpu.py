@@ -124,8 +124,8 @@ def rollout_times(
 
 
 def _policy(setup: BenchSetup, case: DecodeCase, name: str) -> SparsityPolicy:
-    settings = {"type": "dense"} if name == DENSE else {"type": "static", "pages": case.pages}
-    config = registry.load("sparrow.policies", settings["type"]).Config.model_validate(settings)
+    settings: dict[str, Any] = {"type": "dense"} if name == DENSE else {"type": "static", "pages": case.pages}
+    config = registry.load("sparrow.policies", str(settings["type"])).Config.model_validate(settings)
     return build_policy(config, setup.config.attention.layout)
 
 
