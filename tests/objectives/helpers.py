@@ -5,9 +5,12 @@ Shapes: S sequences, T drawn tokens of them laid end to end.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -23,12 +26,23 @@ Result = TypeVar("Result")
 
 def part(config: str | dict[str, Any]) -> Any:
     """An objective part as a configuration names it."""
-    parsed = PluginOf(GROUP).validate(config)
+    return _part(json.dumps(config))
+
+
+@cache
+def _part(config: str) -> Any:
+    parsed = PluginOf(GROUP).validate(json.loads(config))
     return registry.load(GROUP, parsed.type)(parsed)
 
 
 def objective(**settings: Any) -> Objective:
-    return build_objective(ObjectiveConfig.model_validate(settings))
+    return _objective(json.dumps(settings))
+
+
+@cache
+def _objective(settings: str) -> Objective:
+    """Parts are looked up in the installed packages each time, and an objective keeps no state."""
+    return build_objective(ObjectiveConfig.model_validate(json.loads(settings)))
 
 
 def one_rank(values: torch.Tensor) -> torch.Tensor:
@@ -171,10 +185,8 @@ def take_step(
 def on_ranks(count: int, work: Callable[[int, Reduce], Result]) -> list[Result]:
     """``work(rank, reduce)`` on threads whose ``reduce`` really sums over all of them."""
     barrier, slots = threading.Barrier(count, timeout=60), [torch.empty(0)] * count
-    results: dict[int, Result] = {}
-    errors: list[BaseException] = []
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> Result:
         def reduce(values: torch.Tensor) -> torch.Tensor:
             slots[rank] = values
             barrier.wait()
@@ -182,17 +194,17 @@ def on_ranks(count: int, work: Callable[[int, Reduce], Result]) -> list[Result]:
             barrier.wait()
             return total
 
-        try:
-            results[rank] = work(rank, reduce)
-        except BaseException as error:
-            errors.append(error)
+        return work(rank, reduce)
+
+    def release(done: Future[Result]) -> None:
+        if done.exception() is not None:
             barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(count) as pool:
+        ranks = [pool.submit(run, rank) for rank in range(count)]
+        for rank in ranks:
+            rank.add_done_callback(release)
+    errors = [error for rank in ranks if (error := rank.exception()) is not None]
     if errors:
         raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
-    return [results[rank] for rank in range(count)]
+    return [rank.result() for rank in ranks]

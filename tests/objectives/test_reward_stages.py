@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,9 +63,10 @@ def test_dler_with_a_length_takes_longer_ones_as_cut() -> None:
 
 def test_stages_apply_in_order_before_the_advantage() -> None:
     batch = batch_of([4, 10], reward_S=torch.tensor([1.0, 1.0]), truncated_S=torch.tensor([False, True]))
-    dler, overlong = {"type": "dler"}, {"type": "overlong", "cache": 5}
-    after = objective(reward_stages=[dler, overlong], advantage="dr_grpo").prepare(batch, one_rank)
-    before = objective(reward_stages=[overlong, dler], advantage="dr_grpo").prepare(batch, one_rank)
+    dler, overlong = part("dler"), part({"type": "overlong", "cache": 5})
+    base = replace(objective(), advantage=part("dr_grpo"))
+    after = replace(base, reward_stages=(dler, overlong)).prepare(batch, one_rank)
+    before = replace(base, reward_stages=(overlong, dler)).prepare(batch, one_rank)
     assert after.reward_S.tolist() == [1.0, -1.0]
     assert before.reward_S.tolist() == [1.0, 0.0]
     assert after.advantage_S.tolist() == [1.0, -1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -47,6 +48,8 @@ def act(completion: Completion) -> float:
         case ["sleep", seconds, value]:
             time.sleep(float(seconds))
             return float(value)
+        case ["warn"]:
+            logging.getLogger(__name__).warning("it is %s", "late")
         case ["print"]:
             print("x" * 100_000)
     try:

@@ -49,10 +49,14 @@ class HfDatasetSource(RowSource):
 def _load(config: HfDatasetConfig) -> Any:
     import datasets
 
+    path = Path(config.name).expanduser()
+    if config.name.startswith(("/", ".", "~")) and not path.is_dir():
+        raise InputError(f"data.source.name={config.name!r} is not a directory; give one, or a dataset's name")
     try:
-        if _is_saved(Path(config.name)):
-            return _split_of(datasets.load_from_disk(config.name), config)
-        return datasets.load_dataset(config.name, config.subset, split=config.split, revision=config.revision)
+        if _is_saved(path):
+            return _split_of(datasets.load_from_disk(str(path)), config)
+        name = str(path) if path.is_dir() else config.name
+        return datasets.load_dataset(name, config.subset, split=config.split, revision=config.revision)
     except InputError:
         raise
     except Exception as error:
@@ -68,8 +72,18 @@ def _is_saved(path: Path) -> bool:
 
 
 def _split_of(saved: Any, config: HfDatasetConfig) -> Any:
-    if not isinstance(saved, dict):
-        return saved
-    if config.split not in saved:
-        raise InputError(f"data.source.split={config.split!r} is no split of {config.name}; it has {', '.join(saved)}")
-    return saved[config.split]
+    """Rows of ``config.split``, which may slice and add splits; a single dataset without a split's name is train."""
+    import datasets
+
+    if config.subset is not None or config.revision is not None:
+        raise InputError(f"data.source.subset and revision mean nothing for the saved dataset {config.name}; leave out")
+    splits: dict[str, Any] = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
+    lengths = {name: len(rows) for name, rows in splits.items()}
+    try:
+        parts = datasets.ReadInstruction.from_spec(config.split).to_absolute(lengths)
+    except (AssertionError, ValueError) as error:
+        known = ", ".join(f"{name} ({length} rows)" for name, length in lengths.items())
+        raise InputError(
+            f"data.source.split={config.split!r} is no split or slice of {config.name}, which has {known}: {error}"
+        ) from error
+    return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])

@@ -51,7 +51,14 @@ def _read(path: Path) -> Any:
         what = "has no .parquet files" if path.is_dir() else "is not a file or directory"
         raise InputError(f"data.source.path={str(path)!r} {what}; give a .parquet file or a directory of them")
     try:
-        table = pyarrow.concat_tables([pyarrow.parquet.read_table(file) for file in files])
+        tables = [pyarrow.parquet.read_table(file) for file in files]
+        for file, each in zip(files, tables, strict=True):
+            if set(each.column_names) != set(tables[0].column_names):
+                raise InputError(
+                    f"{file} has columns {', '.join(sorted(each.column_names))} but {files[0]} has "
+                    f"{', '.join(sorted(tables[0].column_names))}; files of one data.source.path must have the same"
+                )
+        table = pyarrow.concat_tables(tables, promote_options="permissive")
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"data.source.path={str(path)!r} cannot be read as Parquet: {error}") from error
     if table.num_rows == 0:

@@ -8,14 +8,26 @@ from typing import Any
 from sparrow_core.errors import InputError
 from sparrow_core.train_contracts import Completion
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"[ \t]*```[ \t]*([\w+-]*)([^`]*)$")
+_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _LANGUAGES = frozenset({"", "python", "python3", "py"})
 
 
 def last_code_block(text: str) -> str | None:
     """The last closed fenced block that is Python or names no language."""
-    blocks = [match[2] for match in _FENCE.finditer(text) if match[1].lower() in _LANGUAGES]
-    return blocks[-1] if blocks else None
+    found: str | None = None
+    language: str | None = None
+    block: list[str] = []
+    for line in text.splitlines(keepends=True):
+        fence = _FENCE.match(line)
+        if fence is None or (language is not None and (fence[1] or fence[2].strip())):
+            block.append(line)
+        elif language is None:
+            language, block = fence[1].lower(), []
+        else:
+            found = "".join(block) if language in _LANGUAGES else found
+            language = None
+    return found
 
 
 def last_tagged(text: str, tag: str) -> str | None:
@@ -27,15 +39,16 @@ def last_tagged(text: str, tag: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""The argument of the last closed ``\boxed{...}``, braces matched."""
-    found: str | None = None
-    for match in re.finditer(r"\\boxed\s*\{", text):
-        depth = 1
-        for index in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[index], 0) if text[index - 1] != "\\" else 0
-            if depth == 0:
-                found = text[match.end() : index].strip()
-                break
-    return found
+    opened: list[int | None] = []
+    start, end = -1, -1
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "}":
+            began = opened.pop() if opened else None
+            if began is not None and began > start:
+                start, end = began, brace.start()
+        elif brace[0].endswith("{") and brace[0] != r"\{":
+            opened.append(brace.end() if len(brace[0]) > 1 else None)
+    return text[start:end].strip() if start >= 0 else None
 
 
 def last_line(text: str) -> str | None:

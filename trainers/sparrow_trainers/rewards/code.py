@@ -23,6 +23,14 @@ logger = logging.getLogger(__name__)
 
 _LEAST_S = 0.05
 """A test is not begun with less time left."""
+_LIMIT_ERRORS = {
+    "MemoryError": "memory",
+    "BlockingIOError: [Errno 11]": "process",
+    "RuntimeError: can't start new thread": "process",
+    "OSError: [Errno 27]": "disk",
+    "OSError: [Errno 28]": "disk",
+}
+"""How Python ends when the kernel refuses it memory, processes, file size and disk space."""
 
 
 class CodeConfig(PluginConfig):
@@ -94,8 +102,9 @@ class CodeReward(Reward):
 
     def _passes(self, answer: str, expected: Expected, time_s: float) -> bool:
         run = self._sandbox.run(SandboxJob(answer, expected.test), time_s)
-        if run.ending in ("time", "memory", "output"):
-            logger.warning("the answer was stopped at its %s limit", run.ending)
+        limit = _limit_hit(run)
+        if limit is not None:
+            logger.warning("the answer came to an end at its %s limit", limit)
         return run.ending == "exit" and run.code == 0 and self._agrees(expected, run)
 
     def _agrees(self, expected: Expected, run: SandboxRun) -> bool:
@@ -110,6 +119,16 @@ class CodeReward(Reward):
                 except (ValueError, RecursionError):
                     return False
                 return same(value, expected.value, self._settings.float_tolerance)
+
+
+def _limit_hit(run: SandboxRun) -> str | None:
+    """The limit that ended the answer, as far as can be told; for the log only."""
+    if run.ending in ("time", "memory", "output"):
+        return run.ending
+    if run.ending == "signal":
+        return "CPU time or memory (it died of a signal)"
+    last = run.stderr.rstrip().rpartition("\n")[2]
+    return next((limit for start, limit in _LIMIT_ERRORS.items() if run.code and last.startswith(start)), None)
 
 
 def read_tests(value: object) -> list[Expected]:
