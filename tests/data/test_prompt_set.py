@@ -84,5 +84,8 @@ def test_the_template_counts_towards_the_limit(tmp_path: Path) -> None:
 
 
 def test_an_unknown_source_names_those_there_are() -> None:
-    with pytest.raises(InputError, match=r"source\.type.*jsonll.*jsonl"):
+    with pytest.raises(
+        InputError,
+        match=r"sparrow\.data has no plugin 'jsonll'; known: .*hf_dataset, jsonl, parquet.*did you mean 'jsonl'",
+    ):
         data_config({"type": "jsonll"})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -80,9 +80,9 @@ def test_what_a_reward_warns_of_is_logged_with_its_prompt(pool: RewardPool, capl
 
 def test_workers_that_ended_between_two_calls_are_replaced(pool: RewardPool) -> None:
     before = set(values(pool, *["pid"] * 8))
-    for pid in before:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), 9)
+    for worker in pool._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+        assert worker.pipe.poll(10), "its pipe has not ended"
     after = set(values(pool, *["pid"] * 8))
     assert not before & after
     assert -3 not in after
