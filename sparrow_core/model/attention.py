@@ -150,8 +150,8 @@ def _causal_by_document(
     q_1TNH, k_1TNH, v_1TNH = (x.flatten(0, 1)[None] for x in (q_BLNH, k_BLNH, v_BLNH))
     # Splits, not slices: a slice's gradient is as large as the whole, once for each document.
     lengths = [end - start for start, end in itertools.pairwise(documents.offsets)]
-    by_document = zip(*(x.split(lengths, dim=1) for x in (q_1TNH, k_1TNH, v_1TNH)), strict=True)
-    parts = [_causal(q, k, v, scale, enable_gqa) for q, k, v in by_document]
+    split = [torch.split(x, lengths, dim=1) for x in (q_1TNH, k_1TNH, v_1TNH)]
+    parts = [_causal(q, k, v, scale, enable_gqa) for q, k, v in zip(*split, strict=True)]
     return torch.cat(parts, dim=1).view(q_BLNH.shape)
 
 

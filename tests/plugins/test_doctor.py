@@ -68,7 +68,7 @@ def test_a_policy_that_raises_in_observe_is_reported_once_with_the_place(site: P
     assert "broken-plugins 3.0" in out
     assert "failed: saved state continues identically" in out
     assert out.count("ZeroDivisionError: no tokens in bin 3") == 1
-    assert f"at {site / 'broken_policies.py'}:20 in observe" in out
+    assert f"at {site / 'broken_policies.py'}:22 in observe" in out
     assert re.fullmatch(r"PolicyConformance: 1 passed, \d+ failed", out.splitlines()[-1])
 
 

@@ -49,4 +49,5 @@ def _std(values_S: torch.Tensor, reduce: Reduce) -> torch.Tensor:
     total, count = reduce(torch.stack([values_S.sum(), torch.ones_like(values_S).sum()]))
     mean = total / count.clamp(min=1)
     squared = reduce(((values_S - mean) ** 2).sum().reshape(1))
-    return (squared / count.clamp(min=1)).sqrt()
+    variance: torch.Tensor = squared / count.clamp(min=1)
+    return variance.sqrt()
