@@ -14,7 +14,7 @@ help:
 	@echo "make setup     virtual environment in $(VENV) with everything installed"
 	@echo "make demo      a small real model, dense and under three page budgets"
 	@echo "make test      all tests on the CPU"
-	@echo "make test-gpu  kernel and backend tests on CUDA, with the python that is active now"
+	@echo "make test-gpu  kernel, backend and engine tests on CUDA, with the python that is active now"
 	@echo "make lint      ruff, mypy --strict, import-linter"
 	@echo "make bench     decode speed against transformers on the CPU"
 	@echo "make clean     remove the virtual environment and caches"
@@ -39,7 +39,7 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-gpu:
-	SPARROW_TEST_DEVICE=$${SPARROW_TEST_DEVICE:-cuda} $(PYTHON) -m pytest tests/kernels tests/backends
+	$(PYTHON) -m pytest tests/kernels tests/backends tests/model/test_attention_gpu.py tests/engine/test_device_engine_cuda.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
