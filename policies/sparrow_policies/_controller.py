@@ -77,11 +77,22 @@ class BinModel:
         new = Evidence(math.log2(pages), _log_loss(reading.tail), _error(reading, rule.z), 1.0)
         if self.evidence:
             mean, error = self.predict(np.array([new.x]), _ANY_SLOPE_ERROR)
-            if abs(new.y - mean[0]) > _SURPRISE * math.hypot(new.error, error[0]):
+            surprise = new.y - mean[0]
+            is_change = abs(surprise) > _SURPRISE * math.hypot(new.error, error[0])
+            if is_change and not self._is_steeper(new.x, surprise):
                 return BinModel((new,))
         fade = 2.0 ** (-reading.tokens / rule.half_life_tokens)
         old = [replace(e, weight=e.weight * fade) for e in self.evidence]
         return BinModel((*old[-(_KEPT - 1) :], new))
+
+    def _is_steeper(self, x: float, surprise: float) -> bool:
+        """Whether more pages than the nearest observation's lost less than predicted.
+
+        That is a steep slope, not another model: near all pages the loss falls to nothing, faster than the power
+        law. Forgetting that the smaller budget failed would send the bin back to it at once.
+        """
+        nearest = min(reversed(self.evidence), key=lambda e: abs(e.x - x))
+        return x > nearest.x and surprise < 0
 
     def predict(self, x: _Floats, slope_error: float = SLOPE_ERROR) -> tuple[_Floats, _Floats]:
         """Mean and standard error of y at each of ``x``, ``[n]`` each. Needs evidence."""

@@ -72,6 +72,20 @@ def test_a_contradicting_observation_forgets_the_old_ones():
     assert model.tail_interval(200, RULE)[1] < 0.79
 
 
+def test_a_bin_that_is_dense_at_its_largest_budget_is_not_sent_back_to_one_that_failed():
+    """A context of 16 pages: 6 lose much, 16 nothing. The budget must settle between them, not swing."""
+    allowed = np.arange(4, 17)
+    tails = {4: 0.2, 5: 0.45, 6: 0.66, 7: 0.72, 8: 0.78, 9: 0.83, 10: 0.87, 11: 0.9, 12: 0.93, 13: 0.97}
+    model, pages, tried = BinModel(), 6, []
+    for _ in range(30):
+        tried.append(pages)
+        latest = reading(tails.get(pages, 1.0), 0.02, tokens=1200)
+        model = model.updated(latest, pages, RULE)
+        pages = next_pages(model, latest, pages, allowed, RULE)
+    assert sum(tails.get(each, 1.0) < 0.8 for each in tried) <= 4
+    assert {10, 11} >= set(tried[-10:])
+
+
 def test_evidence_fades_by_tokens_and_narrows_the_interval():
     model = seen((200, 0.87), (200, 0.87), (200, 0.87))
     assert [e.weight for e in model.evidence] == pytest.approx([0.5, math.sqrt(0.5), 1.0])
