@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -137,14 +140,30 @@ def _check_group(group: str) -> None:
 def _candidates(group: str) -> Iterator[tuple[PluginInfo, Any]]:
     """Each declared plugin with what it loads from: an EntryPoint, or the registered class itself."""
     _check_group(group)
-    for entry in entry_points(group=group):
-        dist = entry.dist
-        name, version = (dist.name, dist.version) if dist is not None else ("unknown distribution", "")
-        yield PluginInfo(entry.name, group, name, version, entry.value), entry
+    yield from _declared(group, tuple((path, _changed(path)) for path in sys.path))
     for (registered_group, name), plugin in _registered.items():
         if registered_group == group:
             target = f"{plugin.__module__}:{getattr(plugin, '__qualname__', type(plugin).__name__)}"
             yield PluginInfo(name, group, "", "", target), plugin
+
+
+@lru_cache(maxsize=64)
+def _declared(group: str, places: tuple[tuple[str, int], ...]) -> tuple[tuple[PluginInfo, EntryPoint], ...]:
+    """Each entry point of ``group``; metadata is read again only when ``sys.path`` or a directory on it changes."""
+    found = []
+    for entry in entry_points(group=group):
+        dist = entry.dist
+        name, version = (dist.name, dist.version) if dist is not None else ("unknown distribution", "")
+        found.append((PluginInfo(entry.name, group, name, version, entry.value), entry))
+    return tuple(found)
+
+
+def _changed(path: str) -> int:
+    """When an entry was last added to or removed from the directory, in ns; 0 where there is none."""
+    try:
+        return os.stat(path or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _resolve(source: Any) -> Any:
