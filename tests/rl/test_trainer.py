@@ -224,8 +224,11 @@ def test_a_checkpoint_of_another_model_is_refused(make_config: Make, tmp_path: P
         )
 
 
-def test_a_save_that_fails_leaves_the_earlier_checkpoint(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = make_config(train__steps=3, checkpoint__asynchronous=False)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_save_that_fails_leaves_the_earlier_checkpoint(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    config = make_config(train__steps=3, checkpoint__asynchronous=asynchronous)
     import torch.distributed.checkpoint.filesystem as storage
 
     written = storage._write_item

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,17 @@ def _tensorboard(directory: Path, name: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+@contextmanager
+def _no_more_than(size: int) -> Iterator[None]:
+    """The system refuses a file's bytes beyond ``size`` as it does on a full disk; those before are written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
@@ -134,6 +148,16 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
         _log(tmp_path / "file")
+
+
+def test_a_full_disk_is_named_and_the_log_can_be_gone_on_with(tmp_path: Path) -> None:
+    _run(tmp_path, range(2))
+    with _log(tmp_path, 2) as log:
+        log.write(records.record(2))
+        with _no_more_than((tmp_path / METRICS).stat().st_size + 10), pytest.raises(InputError, match="free space"):
+            log.write(records.record(3))
+    _run(tmp_path, range(3, 4))
+    assert [step for step, _ in _rewards(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_metrics_that_are_not_finite_are_named_in_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

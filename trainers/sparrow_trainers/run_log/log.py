@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,6 +44,7 @@ class RunLog:
     ) -> None:
         self._writers: list[Writer] = []
         self._samples: SampleFiles | None = None
+        self._directory = directory
         require_trackers(config.trackers)
         if rank != 0:
             return
@@ -72,12 +74,16 @@ class RunLog:
                 self._writers.append(Trackio(directory, config.trackers, settings, own_id))
 
     def write(self, record: StepRecord) -> None:
-        """Log one step everywhere. Metrics that are not finite are named in a warning too."""
+        """Log one step everywhere. Metrics that are not finite are named in a warning too.
+
+        Raises InputError when a file cannot be written, as on a full disk.
+        """
         if self._writers and record.non_finite:
             named = ", ".join(f"{name}={value}" for name, value in record.non_finite.items())
             _logger.warning("step %d has metrics that are not finite: %s", record.step, named)
-        for writer in self._writers:
-            writer.write(record)
+        with self._writing(record.step):
+            for writer in self._writers:
+                writer.write(record)
 
     def write_samples(self, step: int, num_samples: int, sample: Callable[[int], SampleText]) -> None:
         """Write a few of a step's samples when it is their turn.
@@ -85,17 +91,34 @@ class RunLog:
         Args:
             num_samples: how many samples this rank has.
             sample: gives the sample of an index below ``num_samples``; called for the chosen ones alone.
+
+        Raises InputError as ``write`` does.
         """
         if self._samples is None:
             return
         chosen: Sequence[int] = self._samples.chosen(step, num_samples)
         if chosen:
-            self._samples.write(step, [sample(index) for index in chosen])
+            with self._writing(step):
+                self._samples.write(step, [sample(index) for index in chosen])
 
     def close(self) -> None:
-        while self._writers:
-            self._writers.pop().close()
         self._samples = None
+        while self._writers:
+            try:
+                self._writers.pop().close()
+            except OSError as error:
+                # What was not written before has raised there.
+                _logger.warning("the log in %r could not be closed: %s", str(self._directory), error)
+
+    @contextmanager
+    def _writing(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"the log in {str(self._directory)!r} could not be written at step {step} ({error}); free space or "
+                "make the directory writable, and the same command goes on from the last checkpoint"
+            ) from error
 
     def __enter__(self) -> RunLog:
         return self

@@ -1,12 +1,13 @@
 """Checkpoints through torchtitan's CheckpointManager: weights, optimizer, schedule, and the trainer's own state.
 
 A checkpoint is a directory ``step-N`` that counts once its ``.metadata`` is there, which is written last and renamed
-into place; whatever a killed process leaves behind is not one.
+into place, and deleted first when newer ones take its place; whatever a killed process leaves behind is not one.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from sparrow_trainers.titan.ranks import Ranks
 
 from torchtitan.components.checkpointer import CheckpointManager  # isort: skip
 
+_logger = logging.getLogger(__name__)
 FOLDER = "checkpoints"
 
 
@@ -86,13 +88,16 @@ class Checkpoints:
     ) -> None:
         self._output = output
         self._ranks = ranks
+        self._keep = config.keep
         if self._ranks.is_main:
             _remove_incomplete(output)
         settings = CheckpointManager.Config(
             enable=True,
             folder=FOLDER,
             interval=config.interval,
-            keep_latest_k=config.keep,
+            # Old ones are removed here: the manager's own way can be killed half-way with .metadata still in place.
+            keep_latest_k=0,
+            initial_load_model_only=False,
             last_save_model_only=False,
             async_mode="async" if config.asynchronous else "disabled",
         )
@@ -126,7 +131,10 @@ class Checkpoints:
     def save(self, step: int, *, last: bool = False) -> bool:
         """Save when ``step`` is due or ``last``; True when it did. Raises InputError when this or the save before
         failed, in which case the earlier complete checkpoints are untouched."""
-        return bool(self._guarded(step, lambda: self._manager.save(step, last_step=last)))
+        saved = bool(self._guarded(step, lambda: self._manager.save(step, last_step=last)))
+        if saved:
+            self._remove_old()
+        return saved
 
     def before_update(self) -> None:
         """Wait until a save under way no longer reads the weights."""
@@ -135,9 +143,20 @@ class Checkpoints:
     def finish(self, step: int) -> None:
         """Wait for the save under way. Raises InputError as ``save`` does."""
         self._guarded(step, self._manager.maybe_wait_for_saving)
+        self._remove_old()
 
     def close(self) -> None:
         self._manager.close()
+
+    def _remove_old(self) -> None:
+        """Leave the latest ``keep`` complete checkpoints."""
+        if not self._ranks.is_main:
+            return
+        for step in complete_steps(self._output)[: -self._keep]:
+            try:
+                remove_checkpoint(self._output / FOLDER / f"step-{step}")
+            except OSError as error:
+                _logger.warning("the old checkpoint step-%d could not be deleted: %s", step, error)
 
     def _guarded(self, step: int, save: Callable[[], Any]) -> Any:
         try:
@@ -149,6 +168,12 @@ class Checkpoints:
                 f"a checkpoint in {str(self._output / FOLDER)!r} could not be written at step {step} "
                 f"({_first_line(error)}); free space or make the directory writable. Of the earlier ones, {rest}"
             ) from error
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint so that it does not count from the first moment on."""
+    (path / ".metadata").unlink(missing_ok=True)
+    shutil.rmtree(path)
 
 
 def _remove_incomplete(output: Path) -> None:
