@@ -29,7 +29,7 @@ _LEAST_ERROR = 0.02
 """Standard error of y that no number of tokens gets below: the model itself is not more exact."""
 _LEAST_LOSS = 1e-3
 """1 - tail below this is as good as dense."""
-_KEPT = 8
+_KEPT = 32
 """Observations remembered per bin."""
 _SURPRISE = 3.0
 """An observation this many standard errors off the prediction means that the model changed."""
@@ -73,26 +73,21 @@ class BinModel:
     evidence: tuple[Evidence, ...] = ()
 
     def updated(self, reading: TailReading, pages: float, rule: Rule) -> BinModel:
-        """With one more observation; older ones fade by its tokens, and are dropped when it contradicts them."""
-        new = Evidence(math.log2(pages), _log_loss(reading.tail), _error(reading, rule.z), 1.0)
-        if self.evidence:
-            mean, error = self.predict(np.array([new.x]), _ANY_SLOPE_ERROR)
-            surprise = new.y - mean[0]
-            is_change = abs(surprise) > _SURPRISE * math.hypot(new.error, error[0])
-            if is_change and not self._is_steeper(new.x, surprise):
-                return BinModel((new,))
-        fade = 2.0 ** (-reading.tokens / rule.half_life_tokens)
-        old = [replace(e, weight=e.weight * fade) for e in self.evidence]
-        return BinModel((*old[-(_KEPT - 1) :], new))
+        """With one more observation; older ones fade by its tokens, and are dropped when it contradicts them.
 
-    def _is_steeper(self, x: float, surprise: float) -> bool:
-        """Whether more pages than the nearest observation's lost less than predicted.
-
-        That is a steep slope, not another model: near all pages the loss falls to nothing, faster than the power
-        law. Forgetting that the smaller budget failed would send the bin back to it at once.
+        Smaller budgets that lost more than the power law gives from the new one stay all the same: they speak of a
+        steeper slope, as there is near all pages, where the loss falls to nothing. Forgetting such a failure would
+        send the bin back to it at once.
         """
-        nearest = min(reversed(self.evidence), key=lambda e: abs(e.x - x))
-        return x > nearest.x and surprise < 0
+        new = Evidence(math.log2(pages), _log_loss(reading.tail), _error(reading, rule.z), 1.0)
+        old = list(self.evidence)
+        if old:
+            mean, error = self.predict(np.array([new.x]), _ANY_SLOPE_ERROR)
+            if abs(new.y - mean[0]) > _SURPRISE * math.hypot(new.error, error[0]):
+                old = [e for e in old if e.x < new.x and e.y > new.y + SLOPE * (new.x - e.x)]
+        fade = 2.0 ** (-reading.tokens / rule.half_life_tokens)
+        old = [replace(e, weight=e.weight * fade) for e in old]
+        return BinModel((*old[-(_KEPT - 1) :], new))
 
     def predict(self, x: _Floats, slope_error: float = SLOPE_ERROR) -> tuple[_Floats, _Floats]:
         """Mean and standard error of y at each of ``x``, ``[n]`` each. Needs evidence."""
