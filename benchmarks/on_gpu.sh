@@ -3,7 +3,7 @@
 #
 #   benchmarks/on_gpu.sh OUT STAGE...      (PYTHON names the interpreter; default python3)
 #
-# Logs and raw results (JSON) go to OUT. Each stage has its own time limit in seconds: STAGE or STAGE:LIMIT.
+# MODEL is the SmolLM2 checkpoint of the stages that train. Logs and raw results (JSON) go to OUT. Each stage has its own time limit in seconds: STAGE or STAGE:LIMIT.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$1
@@ -14,6 +14,7 @@ sparrow="$python -m sparrow_core.cli"
 gpu_tests="tests/kernels tests/backends tests/model/test_attention_gpu.py tests/engine/test_device_engine_cuda.py"
 four=(--case random:qwen3-1.7b:32:16384:128 --case random:qwen3-1.7b:24:32768:256
     --case random:qwen3-4b:16:32768:256 --case random:qwen3-8b:16:32768:256)
+fast="rollout.engine=device rollout.compile=true"
 
 run_stage() {
     case $1 in
@@ -29,6 +30,22 @@ run_stage() {
     plan) $sparrow bench plan --model random:qwen3-1.7b --length 32768 --check --json "$out/plan-h200.json" ;;
     engine) $python benchmarks/engine_gpu.py --model random:qwen3-1.7b --batch 32 --length 16384 --pages 128 \
         --json "$out/engine-h200.json" rollout.compile=true ;;
+    steady-*) # steady-1.7b:..., at the batch of the published tables
+        local -A batch=([1.7b]=64 [4b]=48 [8b]=44 [14b]=36)
+        local size=${1#steady-}
+        $sparrow bench rollout --steady --model "random:qwen3-$size" --batch "${batch[$size]}" --length 32768 --rounds 5 \
+            --json "$out/$1-h200.json" $fast &&
+            $sparrow bench rollout --steady --no-dense-layers --model "random:qwen3-$size" --batch "${batch[$size]}" \
+                --length 32768 --rounds 5 --json "$out/$1-all-sparse-h200.json" $fast ;;
+    trajectory) $sparrow bench rollout --trajectory --model random:qwen3-1.7b --batch 32 --length 32768 --rounds 3 --repeats 5 \
+        --json "$out/trajectory-h200.json" $fast ;;
+    end-to-end) $sparrow bench rollout --end-to-end --model random:qwen3-1.7b --batch 32 --length 16384 --rounds 3 --repeats 5 \
+        --json "$out/end-to-end-h200.json" $fast ;;
+    transformers) $python benchmarks/transformers_gpu.py --case random:qwen3-1.7b:32:16384:128 \
+        --json "$out/transformers-h200.json" $fast ;;
+    memcheck) compute-sanitizer --tool memcheck --error-exitcode 9 $python -m pytest -q -x tests/kernels -k "${MEMCHECK:-decode or score or append}" ;;
+    rl) $sparrow train examples/smollm2_gpu.yaml model.source="$MODEL" output="$out/rl-sparse" ;;
+    rl-dense) $sparrow train examples/smollm2_gpu.yaml model.source="$MODEL" policy=dense output="$out/rl-dense" ;;
     *) echo "unknown stage $1" >&2; return 2 ;;
     esac
 }
@@ -40,7 +57,7 @@ for stage in "$@"; do
     export -f run_stage
     start=$(date +%s)
     (
-        export out python sparrow gpu_tests
+        export out python sparrow gpu_tests fast
         timeout --signal=INT --kill-after=15 "$limit" bash -c "$(declare -p four); $(declare -f run_stage); run_stage $name"
     ) >"$out/$name.log" 2>&1
     status=$?
