@@ -44,8 +44,14 @@ run_stage() {
     transformers) $python benchmarks/transformers_gpu.py --case random:qwen3-1.7b:32:16384:128 \
         --json "$out/transformers-h200.json" $fast ;;
     memcheck) compute-sanitizer --tool memcheck --error-exitcode 9 $python -m pytest -q -x tests/kernels -k "${MEMCHECK:-decode or score or append}" ;;
-    rl) $sparrow train examples/smollm2_gpu.yaml model.source="$MODEL" output="$out/rl-sparse" ;;
-    rl-dense) $sparrow train examples/smollm2_gpu.yaml model.source="$MODEL" policy=dense output="$out/rl-dense" ;;
+    rl-sparse | rl-dense) # 50 steps of SmolLM2; RL_STEPS for fewer, RL_SETTINGS for more key=value
+        local policy=()
+        [ "$1" = rl-dense ] && policy=(policy=dense)
+        $sparrow train examples/smollm2_gpu.yaml model.source="$MODEL" output="$runs/$1" train.steps="${RL_STEPS:-50}" \
+            ${policy[@]+"${policy[@]}"} ${RL_SETTINGS:-}
+        local status=$?
+        gzip -c "$runs/$1/metrics.jsonl" >"$out/$1.jsonl.gz"
+        return $status ;;
     *) echo "unknown stage $1" >&2; return 2 ;;
     esac
 }
@@ -57,7 +63,7 @@ for stage in "$@"; do
     export -f run_stage
     start=$(date +%s)
     (
-        export out python sparrow gpu_tests fast
+        export out python sparrow gpu_tests fast runs="${RUNS:-/tmp/sparrow-runs}"
         timeout --signal=INT --kill-after=15 "$limit" bash -c "$(declare -p four); $(declare -f run_stage); run_stage $name"
     ) >"$out/$name.log" 2>&1
     status=$?
