@@ -33,6 +33,9 @@ class Target:
     theirs: str
 
 
+ADAPTER_BYTES = 4 + 4 + 8
+"""Per parameter of an adapter in training: float32 weight, gradient and two Adam moments."""
+
 TARGETS: dict[str, Target] = {
     "q_proj": Target("attention.qkv_linear.wq", "self_attn.q_proj"),
     "k_proj": Target("attention.qkv_linear.wk", "self_attn.k_proj"),
@@ -72,6 +75,26 @@ class AdapterConfig(Section):
     @property
     def scaling(self) -> float:
         return self.alpha / self.rank
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSize:
+    """What an adapter adds to a model, in elements."""
+
+    parameters: int
+    """Of A and B, over all layers."""
+    merged: int
+    """Weights of the model that it changes: what a merged copy holds anew."""
+
+
+def adapter_size(model: LanguageModel, config: AdapterConfig) -> AdapterSize:
+    """Nothing is allocated; ``model`` may be on the meta device. Raises InputError when it has fused weights."""
+    shapes = [
+        target_linear(model, layer, name).weight.shape
+        for layer in range(model.shape.num_layers)
+        for name in config.target_modules
+    ]
+    return AdapterSize(sum(config.rank * (o + i) for o, i in shapes), sum(o * i for o, i in shapes))
 
 
 class LowRankUpdate(nn.Module):

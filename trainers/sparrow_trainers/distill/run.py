@@ -20,7 +20,7 @@ from sparrow_core.schedule_file import check_policy_origin
 from sparrow_core.train_log import StepRecord
 from sparrow_trainers.data.config import DataConfig
 from sparrow_trainers.data.prompt_set import load_prompts
-from sparrow_trainers.distill.adapter import LoraAdapter
+from sparrow_trainers.distill.adapter import ADAPTER_BYTES, adapter_size
 from sparrow_trainers.distill.adapter_files import replace_adapter
 from sparrow_trainers.distill.adapter_training import AdapterTraining
 from sparrow_trainers.distill.run_config import DistillRunConfig
@@ -74,7 +74,7 @@ def dry_run(config: DistillRunConfig) -> DistillPlan:
         device = torch.device("cpu")
         alone = Ranks(rank=0, world=1, device=device, dims=None, parallelism=None)
         source = f"{len(_recorded(config, config.traces.path, model, alone)):,} traces"
-    return _plan(config, model, LoraAdapter(model, config.distill.adapter), source)
+    return _plan(config, model, source)
 
 
 def distill(config: DistillRunConfig, console: Console | None) -> StepRecord | None:
@@ -92,7 +92,7 @@ def distill(config: DistillRunConfig, console: Console | None) -> StepRecord | N
         source, held_out = _sources(config, training, ranks)
         if console is not None and ranks.is_main:
             kind = "prompts" if config.traces is None else "traces"
-            for line in _plan(config, model, training.adapter, f"{len(source):,} {kind}").lines():
+            for line in _plan(config, model, f"{len(source):,} {kind}").lines():
                 console.print(line, markup=False)
         trainer = DistillTrainer(config, training, source, held_out, ranks, console)
         try:
@@ -151,17 +151,16 @@ def _recorded(config: DistillRunConfig, path: str, model: LanguageModel, ranks: 
     )
 
 
-def _plan(config: DistillRunConfig, model: LanguageModel, adapter: LoraAdapter, source: str) -> DistillPlan:
+def _plan(config: DistillRunConfig, model: LanguageModel, source: str) -> DistillPlan:
     size = model.dtype.itemsize
     num_parameters = sum(p.numel() for p in {id(p): p for p in model.module.parameters()}.values())
-    adapter_parameters = sum(p.numel() for p in adapter.parameters())
-    merged = sum(update.lora_B.shape[0] * update.lora_A.shape[1] for _, _, update in adapter.items())
+    added = adapter_size(model, config.distill.adapter)
     return DistillPlan(
         model=model.name,
         num_parameters=num_parameters,
-        adapter_parameters=adapter_parameters,
+        adapter_parameters=added.parameters,
         source=source,
         pages=tuple(build_policy(config.policy, config.attention.layout).schedule().pages),
-        weight_bytes=(num_parameters + merged) * size,
-        adapter_bytes=adapter_parameters * 16,
+        weight_bytes=(num_parameters + added.merged) * size,
+        adapter_bytes=added.parameters * ADAPTER_BYTES,
     )

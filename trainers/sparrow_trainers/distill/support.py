@@ -74,4 +74,7 @@ def topk_support(
             f"teacher_topk_logp has shape {given} but the ids {tuple(ids_TK.shape)}; give the dense log-probs of "
             "these ids, or the dense logits"
         )
-    return student, with_rest(teacher_topk_logp_TK.detach())
+    teacher = with_rest(teacher_topk_logp_TK.detach())
+    if ids_TK.shape[1] == student_logits_TV.shape[1]:
+        teacher[:, -1] = -torch.inf
+    return student, teacher

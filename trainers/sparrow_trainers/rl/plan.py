@@ -18,6 +18,7 @@ from sparrow_core.model import LanguageModel
 from sparrow_core.schedule import DENSE_PAGES
 from sparrow_trainers.config import TrainConfig
 from sparrow_trainers.data.prompt_set import PromptSet
+from sparrow_trainers.distill.adapter import ADAPTER_BYTES, adapter_size
 
 _MASTER_BYTES = 4 + 4 + 8
 """Per parameter: float32 weight, float32 gradient, two float32 Adam moments."""
@@ -43,10 +44,15 @@ class Plan:
     cache_bytes: int
     logits_bytes: int
     """float32 logits and their gradient of one micro-batch."""
+    adapter_bytes: int = 0
+    """The rollout's adapter with gradients and optimizer moments; every rank holds it whole."""
+    merged_bytes: int = 0
+    """Copies of the weights that the adapter changes, merged for the rollout."""
 
     @property
     def total_bytes(self) -> int:
-        return self.training_bytes + self.policy_bytes + self.cache_bytes + self.logits_bytes
+        policy = self.policy_bytes + self.merged_bytes
+        return self.training_bytes + self.adapter_bytes + policy + self.cache_bytes + self.logits_bytes
 
     def lines(self) -> Iterator[str]:
         yield f"model     {self.model}, {self.num_parameters:,} parameters, context {self.context_length}"
@@ -59,7 +65,14 @@ class Plan:
         yield (
             f"memory    {_gib(self.total_bytes)} per rank beside activations: {_gib(self.training_bytes)} weights and "
             f"optimizer, {_gib(self.policy_bytes)} rollout weights, {_gib(self.cache_bytes)} KV pages, "
-            f"{_gib(self.logits_bytes)} logits"
+            f"{_gib(self.logits_bytes)} logits{self._adapter_words()}"
+        )
+
+    def _adapter_words(self) -> str:
+        if not self.adapter_bytes:
+            return ""
+        return (
+            f", {_gib(self.adapter_bytes)} adapter and its optimizer, {_gib(self.merged_bytes)} merged rollout weights"
         )
 
 
@@ -84,6 +97,7 @@ def make_plan(
     num_parameters = sum(p.numel() for p in {id(p): p for p in model.module.parameters()}.values())
     schedule = build_policy(config.policy, config.attention.layout).schedule()
     size = 2 if dtype == torch.bfloat16 else 4
+    added = None if config.distill is None else adapter_size(model, config.distill.adapter)
     return Plan(
         model=model.name,
         num_parameters=num_parameters,
@@ -97,6 +111,8 @@ def make_plan(
         policy_bytes=0 if is_shared else num_parameters * size,
         cache_bytes=_cache_bytes(config, model, len(longest.token_ids), dtype),
         logits_bytes=2 * 4 * model.vocab_size * config.train.micro_batch_tokens,
+        adapter_bytes=0 if added is None else added.parameters * ADAPTER_BYTES,
+        merged_bytes=0 if added is None else added.merged * size,
     )
 
 
