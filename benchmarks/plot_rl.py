@@ -61,7 +61,8 @@ def kept(records: list[Record]) -> float:
 
 
 def rollout_share(records: list[Record]) -> float:
-    return sum(r["metrics"]["time/rollout_s"] for r in records) / sum(r["metrics"]["time/step_s"] for r in records)
+    rollout, step = (fmean(r["metrics"][f"time/{part}_s"] for r in records) for part in ("rollout", "step"))
+    return rollout / step
 
 
 def figure(runs: dict[str, list[Record]], tau: float, least_tokens: int, path: Path) -> None:
