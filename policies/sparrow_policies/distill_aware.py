@@ -25,7 +25,7 @@ from sparrow_core.mismatch import MismatchStream
 from sparrow_core.mismatch.stream import Kind
 from sparrow_core.schedule import BudgetSchedule
 from sparrow_core.schedule_file import check_layout
-from sparrow_policies._tail import StreamShape, TailReading, bin_sketch, drawn_under, read_tail
+from sparrow_policies._tail import StreamShape, TailReading, bin_budget, bin_sketch, drawn_under, read_tail
 from sparrow_policies.schedule import preset
 
 _PAGES_EXPONENT = 0.7
@@ -202,10 +202,26 @@ class DistillAwarePolicy(SparsityPolicy):
         for index in range(settings.num_bins):
             sketch = bin_sketch(mismatch, index, settings.acceptance)
             scheduled = self._ladder[rung].pages[index]
-            enough = sketch.count >= settings.min_tokens
-            if enough and drawn_under(mismatch, index, scheduled, self.layout.page_size):
+            if sketch.count < settings.min_tokens:
+                continue
+            if drawn_under(mismatch, index, scheduled, self.layout.page_size) or self._is_nearest(
+                mismatch, index, rung
+            ):
                 readings[index] = read_tail(sketch, settings.quantile, settings.confidence)
         return readings
+
+    def _is_nearest(self, mismatch: MismatchStream, index: int, rung: int) -> bool:
+        """Whether a bin's mean pages lie above the rung's budget, but nearer to it than to the next dearer budget.
+
+        The first token of a response is drawn in the prefill, from all pages, which lifts the mean a little.
+        """
+        size, stats = self.layout.page_size, mismatch.bin(index)
+        assert stats.pages_mean is not None
+        budget = bin_budget(mismatch, index, self._ladder[rung].pages[index], size)
+        dearer = [bin_budget(mismatch, index, each.pages[index], size) for each in self._ladder[:rung]]
+        full = -(-(stats.hi or stats.lo + self.settings.bin_tokens) // size)
+        above = min((pages for pages in (*dearer, full) if pages > budget), default=budget)
+        return budget <= stats.pages_mean < (budget + above) / 2
 
 
 def _ladder(config: DistillAwareConfig, layout: SparseLayout) -> tuple[BudgetSchedule, ...]:
