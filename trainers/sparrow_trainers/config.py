@@ -93,4 +93,14 @@ class TrainConfig(Section):
                 f"train.minibatches={self.train.minibatches} is more than train.prompts_per_step="
                 f"{self.train.prompts_per_step}; a minibatch holds at least one group"
             )
+        self._check_references()
         return self if policy is self.policy else self.model_copy(update={"policy": policy})
+
+    def _check_references(self) -> None:
+        """A policy with a ladder compares rollouts with references, so both must be the same kind of acceptance."""
+        exact = getattr(self.policy, "acceptance", None) == "exact" and hasattr(self.policy, "ladder")
+        if exact and self.distill is not None and self.distill.reference_every:
+            raise InputError(
+                "policy.acceptance=exact, but within training the tokens without the adapter are looked at over the "
+                "top-K alone; set policy.acceptance=lower, or distill.reference_every=0"
+            )
