@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--span", type=float, default=4.0, help="seconds after a first step within which is killed")
     parser.add_argument("--json", type=Path, help="write the result here too")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     warnings.filterwarnings("ignore", message="torch.distributed is unavailable")
     base = [arguments.config, *arguments.overrides, "checkpoint.export=true"]
     base += ["log.samples.every=1", "log.samples.count=1000000"]
