@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparrow_core.errors import InputError
+from sparrow_core.report.distilled import distill_sections
 from sparrow_core.report.page import page
 from sparrow_core.report.runs import read_runs
 from sparrow_core.report.sections import PlotSection, plot_sections
@@ -30,7 +31,7 @@ def write_report(directories: Sequence[Path], output: Path) -> Report:
     if output.suffix != ".html":
         raise InputError(f"output={str(output)!r} must be a file name that ends in .html")
     runs = read_runs(directories)
-    sections = [*train_sections(runs), *plot_sections(runs)]
+    sections = [*train_sections(runs), *distill_sections(runs), *plot_sections(runs)]
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         svgs, pngs = _render(sections, output)

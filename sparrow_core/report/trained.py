@@ -9,6 +9,7 @@ import numpy as np
 
 from sparrow_core.errors import InputError
 from sparrow_core.report.data import Configuration, Loop, Observation, Run, StepSchedule, Training
+from sparrow_core.report.distilled import read_acceptances
 from sparrow_core.report.measured import has_exact, tail_bins
 from sparrow_core.train_log import METRICS, BinRecord, RunInfo, StepRecord, read_info, read_records
 
@@ -35,6 +36,7 @@ def read(directory: Path, name: str) -> Run:
         facts=_facts(info, records),
         warnings=_warnings(records),
         configurations=(Configuration(f"step {last.step}", tail_bins(last.bins)),) if last.bins else (),
+        histograms=read_acceptances(directory, name),
         schedules=_schedules(observations),
         loop=Loop(info.policy, info.tau, observations, "step") if observations else None,
         training=_training(records, info),

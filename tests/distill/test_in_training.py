@@ -13,9 +13,12 @@ from safetensors.torch import load_file
 
 from sparrow_core.config import load_as
 from sparrow_core.errors import InputError
+from sparrow_core.model import load_model
 from sparrow_core.train_log import read_records
 from sparrow_trainers.config import TrainConfig
-from sparrow_trainers.rl.run import train
+from sparrow_trainers.distill.adapter_training import AdapterTraining
+from sparrow_trainers.rl.run import dry_run, train
+from tests.rl.test_ranks import check_equal, losses, on_two_ranks
 
 ADAPTER = "{adapter: {rank: 4}, optimizer: {lr: 0.001}, reference_every: 2}"
 Make = Callable[..., TrainConfig]
@@ -64,6 +67,40 @@ def test_stopped_and_gone_on_is_the_same_run(make: Make, tmp_path: Path) -> None
         assert 0 < record.metrics["time/distill_share"] < 1
         assert record.metrics["distill/grad_norm"] > 0
         assert ("reference/acceptance_mean" in record.metrics) == (record.step % 2 == 0)
+
+
+def test_two_ranks_train_policy_and_adapter_as_one_does(make: Make, tmp_path: Path) -> None:
+    """float32 sums in another order: relative 1e-3 after a policy update and an adapter update, rewards exactly."""
+    one, two = (make(output=tmp_path / name, train__steps=2, distill=ADAPTER) for name in ("one", "two"))
+    train(one, None)
+    done = on_two_ranks(two, tmp_path / "two.yaml")
+    assert done.returncode == 0, done.stderr[-2000:]
+    check_equal(losses(one), losses(two), 2)
+    names = ("distill/loss", "distill/forward_kl", "distill/sparse_ppo", "distill/grad_norm", "distill/tokens")
+    ours, theirs = (read_records(Path(config.output) / "metrics.jsonl") for config in (one, two))
+    for a, b in zip(ours, theirs, strict=True):
+        assert [b.metrics[n] for n in names] == pytest.approx([a.metrics[n] for n in names], rel=1e-3, abs=1e-5)
+    assert theirs[0].metrics["reference/forward_kl"] == pytest.approx(ours[0].metrics["reference/forward_kl"], rel=1e-3)
+
+
+def test_a_dry_run_counts_adapter_optimizer_and_merged_weights(make: Make) -> None:
+    plain, adapted = make(), make(distill="{adapter: {rank: 4, target_modules: [q_proj, down_proj]}}")
+    before, plan = dry_run(plain), dry_run(adapted)
+    model = load_model(adapted.model.source)
+    assert adapted.distill is not None
+    training = AdapterTraining(model, adapted.attention, adapted.distill, lambda total: total)
+    for parameter in training.adapter.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    training.optimizer.step()
+    held = [t for p in training.adapter.parameters() for t in (p, p.grad) if t is not None]
+    held += [t for state in training.optimizer.state.values() for t in state.values() if t.dim()]
+    assert plan.adapter_bytes == sum(t.numel() * t.element_size() for t in held) > 0
+    own = {p.data_ptr() for p in model.module.parameters()}
+    merged = [p for p in training.rollout_model.module.parameters() if p.data_ptr() not in own]
+    assert plan.merged_bytes == sum(p.numel() * p.element_size() for p in merged) > 0
+    assert plan.total_bytes == before.total_bytes + plan.adapter_bytes + plan.merged_bytes
+    assert "adapter and its optimizer" in " ".join(plan.lines())
+    assert "adapter" not in " ".join(before.lines())
 
 
 def test_the_exact_support_is_refused(make: Make) -> None:

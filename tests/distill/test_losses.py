@@ -175,6 +175,15 @@ def test_stored_log_probs_serve_in_place_of_the_dense_logits() -> None:
         topk_support(student, ids, 0.9, teacher_topk_logp_TK=stored[:, :2])
 
 
+@EVERY
+def test_stored_log_probs_of_the_whole_vocabulary_leave_no_rest(name: str) -> None:
+    student, teacher = logits(4, 12, 0), logits(4, 12, 1)
+    ids = torch.arange(12).expand(4, 12)
+    pair = topk_support(student, ids, 1.0, teacher_topk_logp_TK=torch.log_softmax(teacher, -1))
+    whole = exact_support(student, teacher, 1.0)
+    torch.testing.assert_close(loss(name).token_loss(*pair), loss(name).token_loss(*whole))
+
+
 def test_the_policy_term_clips_on_the_side_that_pays() -> None:
     rollout = torch.zeros(6, dtype=torch.float64)
     new = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1, 0.9], dtype=torch.float64).log().requires_grad_(True)

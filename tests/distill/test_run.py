@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from sparrow_core.errors import InputError
+from sparrow_core.report.distilled import ACCEPTANCES
+from sparrow_core.report.report import write_report
+from sparrow_core.report.runs import read_runs
 from sparrow_core.train_log import StepRecord, read_records
 from sparrow_trainers.distill.run import distill, dry_run
 from sparrow_trainers.distill.run_config import DistillRunConfig
@@ -60,6 +63,31 @@ def test_stopped_and_gone_on_is_the_same_run_bit_for_bit(make_distill: Make, tmp
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert distill(parts, None) is None
+
+
+def test_the_report_draws_tail_kl_and_acceptances_with_and_without_the_adapter(
+    make_distill: Make, tmp_path: Path
+) -> None:
+    config = make_distill(train__steps=3)
+    distill(config, None)
+    (run,) = read_runs([Path(config.output)])
+    looks = [record for record in records(config) if "reference/forward_kl" in record.metrics]
+    assert [record.step for record in looks] == [0, 2]
+    counts = [histogram.sketch.count for histogram in run.histograms]
+    assert counts == [int(looks[-1].metrics["distill/tokens"])] * 2
+    means = [histogram.sketch.mean for histogram in run.histograms]
+    assert means == pytest.approx(
+        [looks[-1].metrics[f"{n}/acceptance_mean"] for n in ("adapter", "reference")], abs=1e-4
+    )
+    report = write_report([Path(config.output)], tmp_path / "report.html")
+    names = {png.stem for png in report.pngs}
+    assert {"report-distill-0", "report-acceptance-0"} <= names
+    page = report.html.read_text()
+    last = [looks[-1].metrics[f"{name}_tail/16"] for name in ("adapter", "reference")]
+    assert f"from 16 tokens {last[0]:.3f} / {last[1]:.3f}" in page
+    (Path(config.output) / ACCEPTANCES).write_text("[1]")
+    with pytest.raises(InputError, match=r"acceptances.json is damaged"):
+        read_runs([Path(config.output)])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from sparrow_core.engine.stats import EngineStats
 from sparrow_core.errors import InputError
 from sparrow_core.mismatch import MismatchStream
 from sparrow_core.model import LanguageModel
+from sparrow_core.report.distilled import ACCEPTANCES
 from sparrow_core.schedule import BudgetSchedule
 from sparrow_core.trace import Trace
 from sparrow_core.train_log import RunInfo, StepRecord, bin_records
@@ -112,7 +114,7 @@ class DistillTrainer:
         rolled = time.perf_counter()
         samples = ask_teacher(self.training.model, traces, config.distill)
         taught = time.perf_counter()
-        metrics = self._reference(samples, step, schedule)
+        metrics, reference = self._reference(samples, step, schedule)
         compared = time.perf_counter()
         stream = self._new_stream()
         self.checkpoints.before_update()
@@ -122,6 +124,10 @@ class DistillTrainer:
         self.training.publish()
         updated = time.perf_counter()
         state.stream = self._merged(stream)
+        if reference is not None and self.ranks.is_main:
+            pair = {"with the adapter": state.stream, "without it": reference}
+            states = {name: each.state_dict() for name, each in pair.items()}
+            (self.output / ACCEPTANCES).write_text(json.dumps(states), encoding="utf-8")
         observe(self.policy, state.stream, name=config.policy.type, where=f"step {step}")
         state.policy_version += config.distill.updates
         state.step += 1
@@ -165,16 +171,18 @@ class DistillTrainer:
         traces = self.config.traces
         return schedule if traces is not None and traces.budgets == "policy" else None
 
-    def _reference(self, samples: Sequence[StudentSample], step: int, schedule: BudgetSchedule) -> dict[str, float]:
-        """``reference/...`` when it is due: this step's tokens without the adapter, which the policy is told of."""
+    def _reference(
+        self, samples: Sequence[StudentSample], step: int, schedule: BudgetSchedule
+    ) -> tuple[dict[str, float], MismatchStream | None]:
+        """``reference/...`` and its stream when due: this step's tokens without the adapter; the policy is told."""
         every = self.config.distill.reference_every
         if not every or step % every:
-            return {}
+            return {}, None
         stream = self._new_stream()
         forward_kl = self.training.observe(samples, stream, self._budgets(schedule), with_adapter=False)
         merged = self._merged(stream)
         observe_reference(self.policy, merged)
-        return stream_metrics(merged, "reference", forward_kl)
+        return stream_metrics(merged, "reference", forward_kl), merged
 
     def _evaluate(self, schedule: BudgetSchedule) -> dict[str, float]:
         """``eval_adapter/...`` and ``eval_reference/...`` on held-out samples when it is due; nothing observes them."""
