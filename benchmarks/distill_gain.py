@@ -27,15 +27,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparrow_core import registry
 from sparrow_core.bench.environment import environment
-from sparrow_core.calibrate.calibrate import Cell, search_schedules
+from sparrow_core.calibrate.calibrate import Cell, cell_tokens, pooled_tails, search_schedules
 from sparrow_core.calibrate.config import CalibrateConfig, CalibrateSection
 from sparrow_core.calibrate.grid import BudgetGrid
-from sparrow_core.calibrate.tails import CellTokens, bin_tails
 from sparrow_core.config import load_as, resolved
 from sparrow_core.contracts import PluginConfig
 from sparrow_core.engine import Request
@@ -238,24 +236,8 @@ class Gain:
 
     def _cell(self, pages: int, traces: Sequence[Trace]) -> Cell:
         config = self.calibration
-        exact = [trace.scores().acceptance_exact for trace in traces]
-        tokens = CellTokens(
-            np.concatenate([np.full(len(trace.token_ids), trace.key.prompt) for trace in traces]),
-            np.concatenate([trace.lengths.numpy() for trace in traces]),
-            np.concatenate([each.numpy().astype(np.float64) for each in exact if each is not None]),
-            np.concatenate([trace.attended(config.attention.page_size).numpy() for trace in traces]),
-        )
-        tails = bin_tails(
-            tokens,
-            bin_tokens=config.mismatch.bin_tokens,
-            num_bins=config.mismatch.num_bins,
-            quantile=config.mismatch.quantile,
-            min_tokens=config.calibrate.min_tokens,
-            confidence=config.mismatch.confidence,
-            resamples=config.calibrate.resamples,
-            seed=config.rollout.seed,
-        )
-        return Cell(config.attention.selector.type, pages, tuple(tails))
+        tokens = cell_tokens(traces, config.attention.page_size, exact=config.mismatch.exact)
+        return Cell(config.attention.selector.type, pages, tuple(pooled_tails(config, tokens)))
 
     def _schedule(self, search: SearchResult, cells: Sequence[Cell]) -> dict[str, Any]:
         """Pages per bin, with the share of the context that they keep and the analytic cost of a token there."""

@@ -3,7 +3,8 @@
 #
 #   benchmarks/on_gpu.sh OUT STAGE...      (PYTHON names the interpreter; default python3)
 #
-# MODEL is the SmolLM2 checkpoint of the stages that train. Logs and raw results (JSON) go to OUT. Each stage has its own time limit in seconds: STAGE or STAGE:LIMIT.
+# MODEL is the SmolLM2 checkpoint of the stages that train. Logs and raw results (JSON) go to OUT. Each stage has its
+# own time limit in seconds: STAGE or STAGE:LIMIT.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=$1
@@ -22,10 +23,10 @@ run_stage() {
     engine-tests) $python -m pytest -n 4 --dist load --tb short tests/engine/test_device_engine_cuda.py tests/model/test_attention_gpu.py ;;
     decode-small) $sparrow bench decode --case random:qwen3-1.7b:32:16384:128 --rounds 5 --json "$out/decode-small.json" rollout.engine=device ;;
     decode-compiled) $sparrow bench decode --case random:qwen3-1.7b:32:16384:128 --rounds 5 --json "$out/decode-compiled.json" \
-        rollout.engine=device rollout.compile=true ;;
-    decode) $sparrow bench decode "${four[@]}" --json "$out/decode-h200.json" rollout.engine=device rollout.compile=true ;;
+        $fast ;;
+    decode) $sparrow bench decode "${four[@]}" --json "$out/decode-h200.json" $fast ;;
     decode-all-sparse) $sparrow bench decode "${four[@]}" --no-dense-layers --json "$out/decode-all-sparse-h200.json" \
-        rollout.engine=device rollout.compile=true ;;
+        $fast ;;
     kernels) $sparrow bench kernels --json "$out/kernels-h200.json" ;;
     plan) $sparrow bench plan --model random:qwen3-1.7b --length 32768 --check --json "$out/plan-h200.json" ;;
     engine) $python benchmarks/engine_gpu.py --model random:qwen3-1.7b --batch 32 --length 16384 --pages 128 \

@@ -19,7 +19,7 @@ from sparrow_core.errors import InputError
 from sparrow_core.measure.progress import Progress
 from sparrow_core.model import LanguageModel
 from sparrow_core.search import Candidate, SearchResult, bin_costs, isotonic, optimal_schedule
-from sparrow_core.trace import TraceSet
+from sparrow_core.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,13 @@ def calibrate(
     with progress.task("calibration", len(units)) as advance:
         for index, unit in enumerate(units):
             traces = runner.run(unit, progress.quiet())
-            for sample, cell in enumerate(_cell_tokens(traces, exact=config.mismatch.exact)):
+            for sample, cell in enumerate(
+                cell_tokens(traces.traces, traces.meta.page_size, exact=config.mismatch.exact)
+            ):
                 tokens.setdefault((unit.selector.type, runner.budgets[sample]), []).append(cell)
             advance(index + 1)
     cells = tuple(
-        Cell(selector, pages, tuple(_tails(config, parts))) for (selector, pages), parts in sorted(tokens.items())
+        Cell(selector, pages, tuple(pooled_tails(config, parts))) for (selector, pages), parts in sorted(tokens.items())
     )
     return search_schedules(config, runner.budgets, cells)
 
@@ -94,9 +96,10 @@ def _claim(output: Path, config: CalibrateConfig) -> None:
         save_config(config, output)
 
 
-def _cell_tokens(traces: TraceSet, *, exact: bool) -> list[CellTokens]:
+def cell_tokens(traces: Sequence[Trace], page_size: int, *, exact: bool) -> list[CellTokens]:
+    """Of each scored trace; ``exact`` takes the exact acceptance, which needs kept hidden states, not the bound."""
     cells = []
-    for trace in traces.traces:
+    for trace in traces:
         scores = trace.scores()
         acceptance = scores.acceptance_exact if exact else scores.acceptance_lower
         assert acceptance is not None
@@ -105,13 +108,14 @@ def _cell_tokens(traces: TraceSet, *, exact: bool) -> list[CellTokens]:
                 prompts_T=np.full(len(trace.token_ids), trace.key.prompt),
                 lengths_T=trace.lengths.numpy(),
                 acceptance_T=acceptance.numpy().astype(np.float64),
-                attended_T=trace.attended(traces.meta.page_size).numpy(),
+                attended_T=trace.attended(page_size).numpy(),
             )
         )
     return cells
 
 
-def _tails(config: CalibrateConfig, parts: list[CellTokens]) -> list[BinTail]:
+def pooled_tails(config: CalibrateConfig, parts: Sequence[CellTokens]) -> list[BinTail]:
+    """Per length bin, over the tokens of all ``parts``."""
     cell = CellTokens(
         np.concatenate([p.prompts_T for p in parts]),
         np.concatenate([p.lengths_T for p in parts]),
